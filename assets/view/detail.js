@@ -1,0 +1,145 @@
+// ---- detail: coin, tooltip, definitions and the margin card ---------------------------------------------------
+
+const card = $('.card');
+const tip = $('.tip');
+const TIP_DELAY_MS = 80;
+
+/** 0 to 1: teal up to the chance of being kept, a tick there, and the coin as a dot. Dot on teal: kept. */
+function coin(token, width) {
+  const kept = token.fate === 'accepted';
+  const label = `chance ${fixed(token.accept_prob, 2)}, coin ${fixed(token.coin, 2)}: ${kept ? 'kept' : 'refused'}`;
+  const node = picture(width, 14, label, 'coin');
+  const at = (value) => 5 + (width - 10) * value;
+  const chance = Math.min(1, token.accept_prob);
+  node.append(
+    svg('rect', { x: 5, y: 4, width: width - 10, height: 6, rx: 3, class: 'track' }),
+    svg('rect', { x: 5, y: 4, width: at(chance) - 5, height: 6, rx: 3, class: 'chance' }),
+  );
+  if (chance < 1) node.append(svg('line', { x1: at(chance), x2: at(chance), y1: 2, y2: 12, class: 'S-a', 'stroke-width': 2 }));
+  node.append(svg('circle', { cx: at(token.coin), cy: 7, r: 4.5, class: kept ? 'L-a dot' : 'L-r dot' }));
+  return node;
+}
+
+const hasCoin = (token) => token.coin != null && token.accept_prob != null;
+const isGreedy = () => run.start?.verify === 'greedy' || !hasTemperature(run.start);
+const hasTemperature = (start) => Boolean(start?.settings?.temperature);
+
+/** What a test said where no coin was thrown. */
+function outcome(token) {
+  if (token.fate === 'discarded') return 'not tested';
+  if (isGreedy()) return token.fate === 'accepted' ? 'first choice' : 'not first choice';
+  return token.fate === 'accepted' ? 'kept' : 'refused';
+}
+
+/** Text with numbers in bold: strings stay, numbers are written with two digits. */
+const prose = (...parts) => el('p', '', ...parts.map((part) => (typeof part === 'number' ? el('b', '', fixed(part, 2)) : part)));
+
+/** How sure the two models were, as far as it is known. */
+function probabilities(token) {
+  const { draft_prob: q, target_prob: p } = token;
+  if (q != null && p != null) return ['The draft gave it ', q, ', the target ', p];
+  if (q != null) return ['The draft gave it ', q];
+  if (p != null) return ['The target gave it ', p];
+  return [];
+}
+
+function draftedProse(token) {
+  const known = probabilities(token);
+  if (token.fate === 'discarded') return [prose(FATES.discarded.means), ...(known.length ? [prose(...known, '.')] : [])];
+  const kept = token.fate === 'accepted';
+  if (hasCoin(token)) {
+    const chance = [`${known.length ? ': ' : ''}kept with chance `, token.accept_prob, '. The coin fell at ', token.coin];
+    return [coin(token, 240), prose(...known, ...chance, kept ? '.' : ': refused.')];
+  }
+  const why = isGreedy() ? `${kept ? 'The' : 'Not the'} target’s first choice: ${kept ? 'kept' : 'refused'}.` : FATES[token.fate].means;
+  return [prose(why), ...(known.length ? [prose(...known, '.')] : [])];
+}
+
+function ownProse({ token, refused }) {
+  const lines = [];
+  if (token.origin === 'corrected' && refused.length) {
+    const choice = isGreedy() ? 'The target’s first choice where the draft said ' : 'The target’s own word, drawn after it refused ';
+    lines.push(prose(choice, el('bdi', '', refused.map((one) => quoted(spoken(one))).join(', ')), '.'));
+  } else lines.push(prose(FATES[token.origin].means));
+  if (token.target_prob != null) lines.push(prose('The target gave it ', token.target_prob, '.'));
+  return lines;
+}
+
+/** Head, picture, words and place of one token. */
+function tokenTip(about) {
+  const { entry, token, drafted, siblings } = about;
+  const shown = token ?? drafted;
+  const fate = token?.origin ?? drafted.fate;
+  const head = el('h4', '', word(shown), el('span', '', mark(FATES[fate].key), fate));
+  const body = drafted ? draftedProse(drafted) : ownProse(about);
+  if (!token && siblings?.length > 1) {
+    body.push(prose(siblings[0].fate === 'rejected' ? 'Refused at the same place: ' : 'Drafted and never tested: ',
+      el('bdi', '', siblings.slice(0, 12).map((one) => quoted(spoken(one))).join(', ')), siblings.length > 12 ? ' …' : '.'));
+  }
+  const place = token ? `token ${entry.firstToken + about.place + 1} · step ${entry.step.index}` : `step ${entry.step.index}`;
+  return [head, ...body, el('p', 'foot', el('span', '', place), el('span', '', `id ${shown.token_id}`))];
+}
+
+/** Opens the one shared tooltip under `rect`, inside the view and, if it can be, inside the window. */
+function openTip(content, rect, kind, owner) {
+  tip.replaceChildren(...content);
+  tip.className = `tip ${kind}`;
+  tip.hidden = false;
+  tip._owner = owner;
+  const frame = root.getBoundingClientRect();
+  const left = Math.max(0, Math.min(rect.left - frame.left - 12, frame.width - tip.offsetWidth));
+  const below = rect.bottom - frame.top + 8;
+  const above = rect.top - frame.top - tip.offsetHeight - 22;
+  const tooLow = rect.bottom + 8 + tip.offsetHeight > innerHeight && rect.top - tip.offsetHeight - 22 > 0;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${tooLow ? above : below}px`;
+}
+
+function closeTip() {
+  clearTimeout(tip._timer);
+  tip.hidden = true;
+  tip._owner = null;
+}
+
+/** The line box of `node` that is nearest to a point: a word can be broken over two lines. */
+function rectAt(node, y) {
+  const rects = [...node.getClientRects()];
+  return rects.find((rect) => y >= rect.top - 12 && y <= rect.bottom + 12) ?? rects[0];
+}
+
+// -- margin card: the selected step, token by token --
+
+function renderCard(entry) {
+  if (!entry) {
+    card.classList.add('empty');
+    card.replaceChildren(el('p', '', 'Choose a word or a column to see how its step went. Arrow keys walk through the steps.'));
+    return;
+  }
+  const { step } = entry;
+  card.classList.remove('empty');
+  const list = el('ol');
+  for (const token of step.drafted) list.append(cardRow(token, token.fate, hasCoin(token) ? coin(token, 84) : el('em', '', outcome(token))));
+  for (const token of step.emitted) {
+    if (token.origin === 'accepted' && step.drafted.length) continue;
+    const how = { corrected: isGreedy() ? 'first choice' : 'drawn instead', bonus: 'one more', target: 'target alone', accepted: 'kept' };
+    list.append(cardRow(token, token.origin, el('em', '', how[token.origin])));
+  }
+  const drafted = step.num_drafted == null ? 'drafted: not told' : step.num_drafted ? `${step.num_accepted} of ${step.num_drafted} kept` : 'nothing drafted';
+  card.replaceChildren(
+    el('h3', '', `Step ${step.index} `, el('small', '', drafted)), list,
+    el('p', '', `${counted(step.emitted.length, 'token')}. Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}.`),
+  );
+  if (step.note?.text) card.append(el('p', '', step.note.text));
+}
+
+function cardRow(token, fate, picture) {
+  const { key, own } = FATES[fate];
+  const text = word(token, own ? 'own' : '');
+  const row = el('li', key, mark(key), key === 'r' ? el('s', '', text) : el('span', '', text), picture);
+  const numbers = [];
+  if (token.draft_prob != null) numbers.push(`draft ${fixed(token.draft_prob, 2)}`);
+  if (token.target_prob != null) numbers.push(`target ${fixed(token.target_prob, 2)}`);
+  if (hasCoin(token)) numbers.push(`coin ${fixed(token.coin, 2)}`);
+  if (numbers.length) row.append(el('small', '', numbers.join(' · ')));
+  return row;
+}

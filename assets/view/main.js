@@ -1,0 +1,563 @@
+// ---- main: takes deltas in, keeps the one run that is shown, and answers mouse, touch and keys -------------------
+
+const SPOKEN_EVERY_MS = 10000;
+const run = {};                                   // the run on the page; see beginRun
+const feed = { id: null, seq: -1, plain: null };  // the run that deltas arrive from
+const queue = [];
+let selected = 0;      // number of the selected step, 0 for none
+let hovered = 0;
+let cursor = -1;       // token under the keyboard's cursor, within the selected step
+let following = true;  // the strip's window stays at the end
+let lastSpoken = 0;
+let wantedStep = Number(new URLSearchParams(location.search).get('step')) || 0;
+
+// The step's own three times are the one thing this page adds up: it is when a recorded step was done.
+const stepSeconds = (step) => step.draft_s + step.verify_s + step.other_s;
+
+// -- intake: numbered deltas, each taken once, drawn once a frame --
+
+function receive(text) {
+  let delta;
+  try { delta = JSON.parse(text); } catch { return; }
+  if (!delta || typeof delta !== 'object') return;
+  if (delta.run !== feed.id) Object.assign(feed, { id: delta.run, seq: -1, plain: null });
+  if (delta.seq <= feed.seq) return; // the last delta comes twice
+  if (delta.seq !== feed.seq + 1) console.warn(`specviz: missed updates between ${feed.seq} and ${delta.seq}`);
+  feed.seq = delta.seq;
+  queue.push(delta);
+  flushSoon();
+}
+
+const flushSoon = batched(() => {
+  for (const delta of queue.splice(0)) take(delta);
+  render();
+});
+
+function take(delta) {
+  if (delta.plain) feed.plain = delta.plain;
+  if (delta.start) beginRun(delta);
+  else if (delta.run === run.id && run.phase === 'running' && delta.mode === 'live' && delta.status) run.progress = delta.status.text;
+  if (delta.status && delta.mode !== 'recorded') showStatus(delta.status);
+  showProblem(delta);
+  if (delta.run !== run.id) return; // queued, loading: the last run stays
+  if (delta.mode === 'recorded' && delta.steps) return startPlayback(delta);
+  for (const step of delta.steps ?? []) addStep(step);
+  takeTotals(delta);
+}
+
+function takeTotals(delta) {
+  for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
+  if (delta.finish) finishRun(delta.finish, delta.status?.text);
+}
+
+function beginRun(delta) {
+  stopPlayback();
+  Object.assign(run, {
+    id: delta.run, mode: delta.mode, start: delta.start, phase: 'running', entries: [], progress: 'Reading the prompt',
+    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, recording: null,
+  });
+  following = true;
+  selected = hovered = 0;
+  cursor = -1;
+  clearStrip();
+  clearLedger();
+  clearMap();
+  closeTip();
+  renderCard(null);
+  showPrompt();
+  showRecordingNote();
+  if (looksLikeCode(delta.start.prompt)) strip.classList.add('mono');
+  if (delta.mode === 'live') speak('The run has started.', true);
+}
+
+const looksLikeCode = (text) => /```|^\s*(def |class |import |#include|function )/m.test(text ?? '');
+
+function addStep(step) {
+  if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
+  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {} });
+  run.entries.push(entry);
+  if (!reducedMotion()) entry.span.classList.add('new');
+  if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');
+  if (entry.number === wantedStep) { wantedStep = 0; select(entry.number, { byVisitor: false }); }
+}
+
+function finishRun(finish, text) {
+  run.finish = finish;
+  run.phase = 'done';
+  run.progress = text ?? '';
+  answer.textContent = finish.text;
+  if (run.mode === 'live') speak(run.verdict ? `${run.progress} ${run.verdict.headline} ${run.verdict.rest}` : run.progress, true);
+}
+
+/** The one live region: start, every ten seconds, end. */
+function speak(text, now = false) {
+  if (!now && performance.now() - lastSpoken < SPOKEN_EVERY_MS) return;
+  lastSpoken = performance.now();
+  $('.announce').textContent = text;
+}
+
+// -- recorded runs: the same steps on the browser's clock --
+
+let playback = null;
+
+function startPlayback(delta) {
+  run.recording = delta;
+  run.totalSeconds = delta.steps.at(-1).series.decode_s;
+  if (delta.plain) run.plain = null; // the baseline belongs to the end
+  if (reducedMotion()) return finishPlayback();
+  playback = { next: 0, began: performance.now(), clock: 0 };
+  playSoon();
+}
+
+const playSoon = batched(() => {
+  if (!playback) return;
+  const { steps } = run.recording;
+  playback.clock = (performance.now() - playback.began) / 1000;
+  while (playback.next < steps.length && steps[playback.next].series.decode_s <= playback.clock) playStep(steps[playback.next++]);
+  if (playback.next === steps.length) return finishPlayback();
+  render();
+  playSoon();
+});
+
+function playStep(step) {
+  addStep(step);
+  const { series } = step;
+  // Counts of the moment, where the recording carries them; what is not known yet is shown as a dash.
+  run.counters = step.counters ?? { alpha: series.alpha, decode_tokens_per_s: series.tokens_per_s, num_tokens: series.num_tokens, decode_s: series.decode_s };
+  run.progress = `${counted(series.num_tokens, 'token')} in ${counted(step.index, 'step')}`;
+}
+
+function finishPlayback() {
+  const { recording } = run;
+  const from = playback?.next ?? 0;
+  playback = null;
+  for (const step of recording.steps.slice(from)) addStep(step);
+  takeTotals(recording);
+  render();
+}
+
+function stopPlayback() { playback = null; }
+
+function replay() {
+  const { recording } = run;
+  beginRun(recording);
+  startPlayback(recording);
+  render();
+}
+
+$('.replay').addEventListener('click', replay);
+$('.skip').addEventListener('click', () => { if (playback) finishPlayback(); });
+
+// -- words and figures above the strip --
+
+function showStatus({ text, fraction }) {
+  $('.status').textContent = text;
+  const bar = $('.progress');
+  bar.hidden = fraction == null;
+  if (fraction == null) return;
+  bar.setAttribute('aria-valuenow', Math.round(fraction * 100));
+  bar.firstElementChild.style.width = `${fraction * 100}%`;
+  speak(text);
+}
+
+/** An error is content of the page like any other: its first sentence leads, the rest explains. */
+function showProblem(delta) {
+  const box = $('.problem');
+  if (delta.error) {
+    const [, first, rest] = delta.error.match(/^(.*?[.!?])\s+([\s\S]+)$/) ?? [null, delta.error, ''];
+    $('h2', box).textContent = first;
+    $('p', box).textContent = rest;
+    $('.status').textContent = '';
+    speak(delta.error, true);
+    if (run.phase === 'running' && delta.run === run.id) run.phase = 'done';
+  }
+  if (delta.error || delta.start || (delta.seq === 0 && delta.mode === 'live')) box.hidden = !delta.error;
+}
+
+function showPrompt() {
+  $('.promptline').hidden = !run.start.prompt;
+  $('.promptline span').textContent = run.start.prompt;
+}
+
+/** Says that a run is recorded, on which machine and when. */
+function showRecordingNote() {
+  const { start } = run;
+  const box = $('.recording');
+  box.hidden = run.mode !== 'recorded';
+  if (box.hidden) return;
+  const when = new Date(start.started_at);
+  const day = Number.isNaN(when.getTime()) ? start.started_at : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
+  const threads = start.machine.threads ? counted(start.machine.threads, 'thread') : '';
+  $('.origin').textContent = [start.machine.processor, threads, day, start.pair, start.method].filter(Boolean).join(' · ');
+  $('.madeby').hidden = !start.command;
+  $('.madeby code').textContent = start.command ?? '';
+}
+
+function renderVerdict() {
+  const { verdict, counters, phase } = run;
+  const done = phase === 'done' && verdict;
+  $('.headline').textContent = done ? verdict.headline : run.progress || 'Ready';
+  $('.rest').textContent = done ? verdict.rest : '';
+  const rate = counters?.decode_tokens_per_s;
+  $('.detail').textContent = done ? verdict.detail : rate == null ? ' ' : `${fixed(rate, 1)} tokens a second so far.`;
+  $('.reason').hidden = !(done && verdict.reason);
+  $('.reason').textContent = done ? verdict.reason : '';
+  if (!done && phase === 'running') speak(run.progress);
+  drawVersus();
+  if (run.mode !== 'recorded') return;
+  $('.skip').hidden = !playback;
+  $('.replay').hidden = Boolean(playback) || reducedMotion();
+  $('.clock').textContent = playback ? `run clock ${fixed(Math.min(playback.clock, run.totalSeconds), 2)} s of ${seconds(run.totalSeconds)}, shown at its real speed` : '';
+}
+
+/** Plain decoding against this run, in tokens a second; longer is faster. */
+function drawVersus() {
+  const box = $('.versus');
+  const mine = run.counters?.decode_tokens_per_s;
+  const plain = run.plain?.tokens_per_s;
+  box.hidden = plain == null || mine == null || run.start.method === 'plain';
+  if (box.hidden) return;
+  const key = `${mine} ${plain}`;
+  if (box._key === key) return;
+  box._key = key;
+  const node = picture(300, 76, `Tokens a second: plain decoding ${fixed(plain, 1)}, this run ${fixed(mine, 1)}`);
+  const longest = Math.max(mine, plain);
+  const row = (y, name, value, fill, text) => node.append(
+    svg('text', { x: 0, y: y + 12, class: `t13 ${text}` }, name),
+    svg('rect', { x: 62, y, width: (180 * value) / longest, height: 16, rx: 2, class: fill }),
+    svg('text', { x: 62 + (180 * value) / longest + 8, y: y + 13, class: `t13 ${text}` }, fixed(value, 1)),
+  );
+  row(3, 'plain', plain, 't-plain', '');
+  row(33, 'this run', mine, 'inkF', 'ink bold');
+  node.append(svg('text', { x: 62, y: 70, class: 't13' }, 'tokens a second'));
+  box.replaceChildren(node);
+}
+
+// Each figure: its value and counts, and what it means: words first, formula second, the run's own numbers third.
+const FIGURES = [
+  {
+    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), counts: (c) => `${whole(c.num_accepted)} of ${whole(c.num_tested)} tested kept`,
+    words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
+    formula: 'α = accepted / (accepted + steps with a refusal)', numbers: (c) => `= ${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)}) = ${fixed(c.alpha, 3)}`,
+    more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer.', unit: 'no unit, 0 to 1',
+  },
+  {
+    name: 'Tokens per target pass', value: (c) => fixed(c.block_efficiency, 2), counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
+    words: 'How many tokens one pass of the target brings, the block efficiency. Plain decoding brings 1.',
+    formula: 'tokens / target passes', numbers: (c) => `= ${whole(c.num_tokens)} / ${whole(c.target_work)} = ${fixed(c.block_efficiency, 2)}`,
+    more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part.', unit: 'tokens a pass',
+  },
+  {
+    name: 'Draft acceptance rate', value: (c) => percent(c.acceptance_rate), counts: (c) => `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`,
+    words: 'Of all drafted tokens, the share that was kept. What was never tested counts as not kept.',
+    formula: 'accepted / drafted', numbers: (c) => `= ${whole(c.num_accepted)} / ${whole(c.num_drafted)} = ${fixed(c.acceptance_rate, 3)}`,
+    more: 'A low rate means much drafting in vain, not always a bad draft.', unit: 'percent',
+  },
+  {
+    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token after ${seconds(c.first_token_s)}`),
+    words: 'How fast tokens come once the prompt has been read.',
+    formula: 'tokens / seconds of all steps', numbers: (c) => `= ${whole(c.num_tokens)} / ${seconds(c.decode_s)} = ${fixed(c.decode_tokens_per_s, 1)}`,
+    more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',
+  },
+  {
+    name: 'Where the time went', value: () => '', counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true,
+    words: 'Drafting, checking by the target, and all the rest, sampling included.',
+    formula: 'draft + check + other', numbers: (c) => `= ${seconds(c.draft_s)} + ${seconds(c.verify_s)} + ${seconds(c.other_s)} = ${seconds(c.decode_s)}`,
+    more: 'Drafting pays only if it takes less time than the passes it saves.', unit: 'seconds',
+  },
+];
+
+function buildFigures() {
+  for (const figure of FIGURES) {
+    figure.button = el('button', 'term', figure.name);
+    figure.button.type = 'button';
+    figure.button._define = figure;
+    figure.big = el('span', figure.split ? 'timesplit' : '');
+    figure.small = el('small', '', NO_VALUE);
+    if (figure.split) figure.big.append(el('i', 't-draft'), el('i', 't-verify'), el('i', 't-other'));
+    else figure.big.textContent = NO_VALUE;
+    $('.kpis').append(el('div', figure.split ? 'wide' : '', el('dt', '', figure.button), el('dd', '', figure.big, figure.small)));
+  }
+}
+
+function renderFigures() {
+  const counters = run.counters ?? {};
+  for (const figure of FIGURES) {
+    if (figure.split) [counters.draft_s, counters.verify_s, counters.other_s].forEach((value, i) => { figure.big.children[i].style.flexGrow = value ?? 0; });
+    else figure.big.textContent = figure.value(counters);
+    figure.small.textContent = figure.counts(counters);
+  }
+}
+
+function definition(figure) {
+  return [el('h4', '', figure.name), el('p', '', figure.words), el('p', 'formula', figure.formula, el('br'), el('b', '', figure.numbers(run.counters ?? {}))),
+    el('p', '', figure.more), el('p', 'foot', el('span', '', figure.unit), el('span', '', el('kbd', '', 'Esc'), ' to close'))];
+}
+
+// -- legend: counts, and a way to see one fate at a time --
+
+const LEGEND = [['accepted', 'num_accepted'], ['corrected', 'num_corrected'], ['bonus', 'num_bonus'], ['rejected', 'num_rejected'], ['discarded', 'num_discarded'], ['target', 'num_target']];
+
+function buildLegend() {
+  for (const [fate, counter] of LEGEND) {
+    const { key, means } = FATES[fate];
+    const count = el('b', '', NO_VALUE);
+    const button = el('button', `entry ${key}`, mark(key), key === 'r' ? el('s', '', fate) : el('span', `tk ${key}`, fate === 'target' ? 'no draft' : fate), count);
+    button.type = 'button';
+    button.title = means;
+    button.setAttribute('aria-pressed', 'false');
+    button._counter = counter;
+    button.addEventListener('click', () => dimAllBut(root.dataset.only === key ? '' : key));
+    $('.legend').append(button);
+  }
+}
+
+function dimAllBut(key) {
+  if (key) root.dataset.only = key; else delete root.dataset.only;
+  for (const button of $('.legend').children) button.setAttribute('aria-pressed', String(button.classList.contains(key || 'none')));
+}
+
+function renderLegend() {
+  for (const button of $('.legend').children) {
+    const count = run.counters?.[button._counter];
+    button.lastElementChild.textContent = whole(count);
+    if (button._counter === 'num_target') button.hidden = !count; // steps without a draft are rare: named when there are some
+  }
+}
+
+// -- one drawing a frame --
+
+function render() {
+  if (!run.start) return;
+  renderVerdict();
+  renderFigures();
+  renderLegend();
+  if (root.dataset.depth === 'steps') extendLedger(run.entries);
+  if (unsettled.length) keepNotesInside(unsettled.splice(0));
+  if (following) viewport.scrollTop = viewport.scrollHeight;
+  $('.follow').hidden = following || run.phase !== 'running';
+  renderPictures();
+}
+
+function renderPictures() {
+  drawMap(run.entries ?? [], selected, hovered);
+  drawCharts(run.entries ?? []);
+  markWindowOnMap();
+  const count = run.entries?.length ?? 0;
+  mapBox.setAttribute('aria-valuemax', Math.max(1, count));
+  if (!selected) {
+    mapBox.setAttribute('aria-valuenow', 1);
+    mapBox.setAttribute('aria-valuetext', count ? `${counted(count, 'step')}, none selected` : 'No step yet');
+  }
+}
+
+/** First and last step in the strip's window, by bisection: steps lie in reading order. */
+function markWindowOnMap() {
+  const entries = run.entries ?? [];
+  if (!entries.length || root.dataset.depth === 'steps' || viewport.scrollHeight <= viewport.clientHeight + 4) return drawMapFrame(0);
+  const box = viewport.getBoundingClientRect();
+  const firstWith = (test) => {
+    let low = 0;
+    let high = entries.length;
+    while (low < high) { const mid = (low + high) >> 1; if (test(entries[mid].span.getBoundingClientRect())) high = mid; else low = mid + 1; }
+    return low;
+  };
+  const first = firstWith((rect) => rect.bottom > box.top + 8);
+  const after = firstWith((rect) => rect.top > box.bottom - 8);
+  drawMapFrame(first + 1, Math.max(first + 1, after));
+}
+
+viewport.addEventListener('scroll', batched(() => {
+  const atEnd = viewport.scrollTop + viewport.clientHeight >= viewport.scrollHeight - 24;
+  if (run.phase === 'running' && following !== atEnd) { following = atEnd; $('.follow').hidden = following; }
+  closeTip();
+  markWindowOnMap();
+}), { passive: true });
+
+$('.follow').addEventListener('click', () => { following = true; render(); });
+
+// -- selection: one step for strip, map and card; kept in the address once the visitor has chosen --
+
+function select(number, { byVisitor = true, scroll = true } = {}) {
+  const entries = run.entries ?? [];
+  const entry = entries[number - 1];
+  const before = entries[selected - 1];
+  if (before && before !== entry) { before.span.classList.remove('sel'); before.span.setAttribute('aria-selected', 'false'); }
+  if (entry?.number !== selected) moveCursor(-1);
+  selected = entry ? number : 0;
+  renderCard(entry);
+  if (entry) {
+    entry.span.classList.add('sel');
+    entry.span.setAttribute('aria-selected', 'true');
+    strip.setAttribute('aria-activedescendant', entry.span.id);
+    mapBox.setAttribute('aria-valuenow', number);
+    mapBox.setAttribute('aria-valuetext', entry.span.getAttribute('aria-label'));
+    if (scroll && root.dataset.depth !== 'steps') keepInWindow(entry.span);
+  } else strip.removeAttribute('aria-activedescendant');
+  for (const row of ledgerRows?.children ?? []) row.classList.toggle('on', row._entry === entry);
+  drawMap(entries, selected, hovered);
+  if (byVisitor) {
+    keepInAddress(selected);
+    element.dispatchEvent(new CustomEvent('specviz:select', { bubbles: true, detail: { step: selected } }));
+  }
+}
+
+/** For other views of the page: the visitor wants to look into this step. */
+function inspect() {
+  if (selected) element.dispatchEvent(new CustomEvent('specviz:inspect', { bubbles: true, detail: { step: selected } }));
+}
+
+function keepInWindow(node) {
+  const box = viewport.getBoundingClientRect();
+  const rect = node.getBoundingClientRect();
+  const line = 44;
+  if (rect.top >= box.top && rect.bottom <= box.bottom) return;
+  following = false;
+  viewport.scrollTop += rect.top < box.top ? rect.top - box.top - line / 2 : rect.bottom - box.bottom + line / 2;
+}
+
+function keepInAddress(number) {
+  const url = new URL(location.href);
+  if (number) url.searchParams.set('step', number); else url.searchParams.delete('step');
+  try { history.replaceState(history.state, '', url); } catch { /* a sandboxed frame */ }
+}
+
+/** The keyboard's cursor on a token of the selected step; its tooltip opens at once. */
+function moveCursor(place) {
+  const chips = run.entries?.[selected - 1]?.chips ?? [];
+  chips[cursor]?.classList.remove('cur');
+  cursor = place < 0 ? -1 : Math.min(place, chips.length - 1);
+  if (cursor < 0) return closeTip();
+  const chip = chips[cursor];
+  chip.classList.add('cur');
+  keepInWindow(chip);
+  openTip(tokenTip(chip._token), chip.getClientRects()[0], 'token', chip);
+}
+
+function hover(number) {
+  if (number === hovered) return;
+  hovered = number;
+  drawMap(run.entries ?? [], selected, hovered);
+}
+
+// -- keys --
+
+const DEPTHS = ['text', 'marks', 'all', 'steps'];
+
+function showDepth(depth) {
+  root.dataset.depth = depth;
+  remembered.set('depth', depth);
+  for (const button of $('.depth').children) button.setAttribute('aria-pressed', String(button.dataset.depth === depth));
+  closeTip();
+  if (!run.entries) return;
+  if (depth === 'marks') unsettled = run.entries.flatMap((entry) => notesOf(entry));
+  if (depth === 'steps') viewport.scrollTop = 0;
+  render();
+}
+
+const notesOf = (entry) => entry.chips.flatMap((chip) => { const lift = $('.lift', chip); return lift ? [{ lift }] : []; });
+
+function stepKeys(event) {
+  const count = run.entries?.length ?? 0;
+  const moves = { ArrowLeft: Math.max(1, selected - 1), ArrowRight: Math.min(count, selected + 1), Home: 1, End: count };
+  if (event.ctrlKey || event.metaKey || event.altKey) {
+    if ((event.ctrlKey || event.metaKey) && event.key === 'a' && event.currentTarget === strip) { getSelection().selectAllChildren(strip); event.preventDefault(); }
+    return;
+  }
+  if (event.key in moves && count) select(moves[event.key]);
+  else if (event.key === 'ArrowDown' && selected) moveCursor(cursor + 1);
+  else if (event.key === 'ArrowUp' && selected) moveCursor(Math.max(0, cursor - 1));
+  else if (event.key === 'Enter') inspect();
+  else if (event.key === 'Escape') { if (tip.hidden) select(0); else moveCursor(-1); }
+  else if (DEPTHS[event.key - 1]) showDepth(DEPTHS[event.key - 1]);
+  else return;
+  event.preventDefault();
+}
+
+strip.addEventListener('keydown', stepKeys);
+mapBox.addEventListener('keydown', stepKeys);
+ledgerBox.addEventListener('keydown', (event) => { if (DEPTHS[event.key - 1]) showDepth(DEPTHS[event.key - 1]); });
+strip.addEventListener('blur', () => moveCursor(-1));
+document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && !tip.hidden) closeTip(); });
+$('.depth').addEventListener('click', (event) => { if (event.target.dataset.depth) showDepth(event.target.dataset.depth); });
+
+// -- pointer: tooltips after a moment, a click selects, a tap takes the nearest word --
+
+const tokenUnder = (node) => node.closest?.('.lift, .tk');
+
+viewport.addEventListener('pointerover', (event) => {
+  hover(event.target.closest?.('.st')?._entry.number ?? event.target.closest?.('tr')?._entry?.number ?? 0);
+  if (event.pointerType === 'touch' || root.clientWidth < NARROW_PX) return;
+  const chip = tokenUnder(event.target);
+  clearTimeout(tip._timer);
+  if (!chip?._token) return closeTip();
+  if (tip._owner !== chip) tip._timer = setTimeout(() => openTip(tokenTip(chip._token), rectAt(chip, event.clientY), 'token', chip), TIP_DELAY_MS);
+});
+viewport.addEventListener('pointerleave', () => { hover(0); if (cursor < 0) closeTip(); });
+
+viewport.addEventListener('click', (event) => {
+  if (!getSelection().isCollapsed) return; // the visitor was marking text
+  const target = event.target.closest('.st, tr') ?? nearestStep(event);
+  const entry = target?._entry;
+  if (!entry) return;
+  if (entry.number === selected) inspect();
+  else select(entry.number, { scroll: false });
+});
+
+/** The step within 12 px of a tap that met no word. */
+function nearestStep({ clientX, clientY }) {
+  for (const [dx, dy] of [[0, -12], [0, 12], [-12, 0], [12, 0], [-9, -9], [9, -9], [-9, 9], [9, 9]]) {
+    const near = document.elementFromPoint(clientX + dx, clientY + dy)?.closest('.st');
+    if (near && strip.contains(near)) return near;
+  }
+  return null;
+}
+
+let scrubbing = false;
+mapBox.addEventListener('pointerdown', (event) => { if (run.entries?.length) { scrubbing = true; mapBox.setPointerCapture(event.pointerId); scrub(event); } });
+mapBox.addEventListener('pointermove', (event) => { if (scrubbing) scrub(event); else if (run.entries?.length) hover(stepAtX(event.clientX, run.entries.length)); });
+for (const name of ['pointerup', 'pointercancel']) mapBox.addEventListener(name, () => { scrubbing = false; });
+mapBox.addEventListener('pointerleave', () => hover(0));
+
+function scrub(event) {
+  const number = stepAtX(event.clientX, run.entries.length);
+  if (number !== selected) select(number);
+}
+
+// Definitions open on hover, focus and tap, and can be hovered themselves.
+const kpis = $('.kpis');
+const define = (event) => {
+  const figure = event.target._define;
+  if (figure) openTip(definition(figure), figure.button.getBoundingClientRect(), 'defn', figure.button);
+};
+kpis.addEventListener('pointerover', define);
+kpis.addEventListener('focusin', define);
+kpis.addEventListener('click', define);
+kpis.addEventListener('focusout', closeTip);
+for (const node of [kpis, tip]) node.addEventListener('pointerleave', () => { tip._timer = setTimeout(() => { if (document.activeElement !== tip._owner) closeTip(); }, 160); });
+tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
+
+// -- start --
+
+const measured = new ResizeObserver(batched(() => {
+  map.width = Math.floor(mapBox.clientWidth);
+  map.svg = null;
+  for (const chart of CHARTS) chart.width = Math.floor(chart.box.clientWidth);
+  if (!run.start) return;
+  unsettled = run.entries.flatMap((entry) => notesOf(entry));
+  render();
+}));
+
+buildFigures();
+buildLegend();
+buildCharts();
+clearStrip();
+clearLedger();
+renderCard(null);
+renderFigures();
+renderLegend();
+showDepth(DEPTHS.includes(remembered.get('depth')) ? remembered.get('depth') : 'marks');
+for (const box of [mapBox, ...CHARTS.map((chart) => chart.box)]) measured.observe(box);
+addEventListener('beforeprint', () => extendLedger(run.entries ?? []));
+watch('value', () => receive(props.value));
+if (props.value) receive(props.value);

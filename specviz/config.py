@@ -1,0 +1,139 @@
+"""Settings of a run: frozen, and validated when made, so that nothing behind them has to ask again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specviz.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_WIDTH",
+    "GREEDY_BELOW",
+    "MAX_GAMMA",
+    "MAX_NEW_TOKENS",
+    "VERIFY_RULES",
+    "RunConfig",
+    "SamplingParams",
+    "check_int",
+    "check_number",
+]
+
+GREEDY_BELOW = 1e-3
+"""A temperature under this is greedy everywhere: a division by it could only overflow or repeat the argmax."""
+
+MAX_GAMMA = 15
+MAX_NEW_TOKENS = 4096
+DEFAULT_WIDTH = 8
+MAX_SEED = 2**63 - 1
+VERIFY_RULES = ("auto",)
+"""auto: greedy at temperature 0, else speculative sampling. Approximate rules join here under their own names."""
+
+
+def check_int(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int in [low, high]; 3.0 is taken as 3. Raises ConfigError with the option's name and range."""
+    number = check_number(name, value, low, high)
+    if number != int(number):
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}; got {value!r}.")
+    return int(value) if isinstance(value, int) else int(number)
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a finite float in [low, high]. Raises ConfigError with the option's name and range."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a number from {low} to {high}; got {str(value)[:40]!r}.")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must lie between {low} and {high}; got {value}.")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen from logits. One transform makes both p and q from these.
+
+    temperature: 0 (anything under GREEDY_BELOW) is greedy. top_k: 0 is off. top_p: 1 is off.
+    repetition_penalty: 1 is off; divides positive and multiplies negative logits of tokens seen before (CTRL, Keskar
+        et al. 2019), once per token. seed: None draws a fresh one, which the run then reports.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _set(self, "temperature", check_number("temperature", self.temperature, 0.0, 5.0))
+        _set(self, "top_k", check_int("top-k", self.top_k, 0, 1_000_000))
+        _set(self, "top_p", check_number("top-p", self.top_p, 0.0, 1.0))
+        if self.top_p == 0.0:
+            raise ConfigError("top-p must be above 0 and at most 1; got 0. Use temperature 0 for the likeliest token.")
+        _set(self, "repetition_penalty", check_number("repetition penalty", self.repetition_penalty, 0.1, 10.0))
+        if self.seed is not None:
+            _set(self, "seed", check_int("seed", self.seed, 0, MAX_SEED))
+
+    @property
+    def is_greedy(self) -> bool:
+        """The one place that decides whether tokens are chosen or drawn."""
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One run of one method on one prompt.
+
+    gamma: most tokens drafted per step along one path. width: rows of every pass in exact mode.
+    exact: None lets the machine decide (on where a pass of `width` rows costs at most 1.15 of one row).
+    stop: texts that end the answer. raw: no chat template. detail: record top-5 lists and residuals.
+    time_limit_s: wall-clock limit of the decoding; 0 is off.
+    draft_quant: how the draft's weights are held; auto is the pair's own default.
+    options: a drafter's own settings (`ngram`, `window`, ...), checked by the drafter's factory.
+    """
+
+    method: str = "plain"
+    gamma: int = 4
+    max_new_tokens: int = 128
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    verify: str = "auto"
+    exact: bool | None = None
+    width: int = DEFAULT_WIDTH
+    raw: bool = False
+    detail: bool = False
+    draft_quant: str = "auto"
+    time_limit_s: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not self.method:
+            raise ConfigError("method must be a name; run `python -m specviz methods` to see them.")
+        _set(self, "gamma", check_int("gamma", self.gamma, 0, MAX_GAMMA))
+        _set(self, "max_new_tokens", check_int("max-new-tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS))
+        _set(self, "width", check_int("width", self.width, 1, 64))
+        _set(self, "time_limit_s", check_number("time limit", self.time_limit_s, 0.0, 86_400.0))
+        if self.verify not in VERIFY_RULES:
+            raise ConfigError(f"verify must be one of {', '.join(VERIFY_RULES)}; got {str(self.verify)[:40]!r}.")
+        _set(self, "stop", _stop_texts(self.stop))
+
+    def require_width(self) -> None:
+        """Exact mode checks 1 + gamma rows in `width` rows. Raises ConfigError where they do not fit."""
+        if self.gamma + 1 > self.width:
+            raise ConfigError(
+                f"Exact mode checks gamma + 1 = {self.gamma + 1} tokens in a pass of {self.width} rows. "
+                f"Choose gamma {self.width - 1} or less, or --width {16 if self.gamma < 16 else 64}, or --no-exact."
+            )
+
+
+def _stop_texts(stop: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        stop = (stop,)
+    texts = tuple(stop)
+    if len(texts) > 8 or any(not isinstance(text, str) or not text or len(text) > 200 for text in texts):
+        raise ConfigError("stop takes at most 8 texts of 1 to 200 characters each.")
+    return texts
+
+
+def _set(target: Any, name: str, value: Any) -> None:
+    object.__setattr__(target, name, value)  # frozen dataclasses normalise their own fields once, when made

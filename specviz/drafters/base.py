@@ -1,0 +1,83 @@
+"""What every drafter can do: propose tokens, and learn what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specviz.config import SamplingParams
+from specviz.proposal import Proposal, Verdict
+
+__all__ = ["DraftContext", "Drafter", "Need", "Outcome"]
+
+
+class Need(Enum):
+    """What a method asks of target and pair; checked before the run, never inside it."""
+
+    DRAFT = "a draft model of the pair's own"
+    SAME_TOKENIZER = "a draft that reads the target's tokens"
+    HIDDEN = "the target's hidden states"
+    TREE = "a target that takes an attention mask of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may look at.
+
+    token_ids: every committed id, prompt and answer; the last one is not in the target's cache yet.
+    hidden: [rows, d_model] of the target's last pass, for drafters that need it.
+    """
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a proposal.
+
+    kept: accepted nodes from the root downwards. token_ids: ids committed in this step, the target's own included.
+    scored_logits: [rows, vocab] of the proposal's `scored_only` rows. hidden: [n + 1, d_model] of the scored rows.
+    """
+
+    proposal: Proposal
+    verdict: Verdict
+    kept: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    scored_logits: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """One method of drafting, for one run.
+
+    name: as in the registry. num_bytes: memory of the drafter's own caches.
+    """
+
+    name: str
+    needs: frozenset[Need]
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a run. Reading the prompt belongs here: its time is prefill."""
+        ...
+
+    def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        """At most `max_tokens` tokens along any path; none is legal. max_tokens >= 1."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what the target kept. Called once after every step, also after one without a draft."""
+        ...
+
+    def close(self) -> None:
+        """Free what the run held."""
+        ...

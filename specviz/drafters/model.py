@@ -1,0 +1,127 @@
+"""A smaller or coarser language model drafts, one token after the other.
+
+Source: Leviathan, Kalman, Matias (2023), arXiv 2211.17192; Chen et al. (2023), arXiv 2302.01318.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.events import DraftNote
+from specviz.models.session import Session
+from specviz.proposal import Proposal
+from specviz.sampling import choose, draw, own_probability, probabilities
+
+__all__ = ["ModelDrafter"]
+
+
+class ModelDrafter:
+    """Any causal LM with the target's vocabulary: the pair's own draft, or a quantized copy of the target.
+
+    Its cache holds some prefix of the text. Before drafting it is rolled back to what still agrees and fed what is
+    missing: one token after a refusal, two after a full acceptance, more after steps without a draft.
+    """
+
+    needs = frozenset({Need.SAME_TOKENIZER})
+
+    def __init__(self, name: str, model: Any, *, vocab_size: int, max_new_tokens: int) -> None:
+        """
+        Args:
+            vocab_size: ids that target and tokenizer share; the draft never proposes one at or above it.
+            max_new_tokens: bounds the cache.
+        """
+        self.name = name
+        self._model = model
+        self._vocab_size = vocab_size
+        self._max_new_tokens = max_new_tokens
+        config = model.config.get_text_config(decoder=True)
+        self._max_context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        self._session: Session | None = None
+        self._fed: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._session.num_bytes if self._session else 0
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        self.close()
+        capacity = min(len(prompt_ids) + self._max_new_tokens, self._max_context)
+        self._session = Session(self._model, capacity=capacity)
+        if 1 < len(prompt_ids) <= self._max_context:
+            self._fed = list(prompt_ids[:-1])
+            self._session.extend(self._fed)
+
+    def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        assert self._session is not None, "reset comes first"
+        ids = list(context.token_ids)
+        max_tokens = min(max_tokens, self._max_context - len(ids))
+        if max_tokens < 1:
+            note = f"the draft reads {self._max_context} tokens at most: the target goes on alone"
+            return Proposal.empty(DraftNote("model", note))
+        logits = self._catch_up(ids)
+        drafted: list[int] = []
+        probs: list[Tensor] = []
+        confidence: list[float] = []
+        while True:
+            token = self._pick(logits, context, ids, probs, confidence, rng)
+            drafted.append(token)
+            ids.append(token)
+            if len(drafted) == max_tokens:
+                break
+            self._fed.append(token)
+            logits = self._aligned(self._session.extend([token])[0])
+        return Proposal.chain(drafted, torch.stack(probs) if probs else None, confidence, DraftNote("model"))
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        self._fed = []
+
+    def _catch_up(self, ids: list[int]) -> Tensor:
+        """Roll back to the common prefix with `ids`, feed the rest, return the logits behind the last token."""
+        assert self._session is not None
+        same = 0
+        for mine, theirs in zip(self._fed, ids[:-1], strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        self._session.roll_back(same)
+        self._fed = ids[:]
+        return self._aligned(self._session.extend(ids[same:])[0])
+
+    def _pick(
+        self,
+        logits: Tensor,
+        context: DraftContext,
+        ids: list[int],
+        probs: list[Tensor],
+        confidence: list[float],
+        rng: torch.Generator,
+    ) -> int:
+        params = context.sampling
+        if params.is_greedy:
+            token = choose(logits, params, ids)
+            confidence.append(own_probability(logits, token))
+            return token
+        q = probabilities(logits, params, ids)
+        token = draw(q, rng)
+        probs.append(q)
+        confidence.append(float(q[token]))
+        return token
+
+    def _aligned(self, logits: Tensor) -> Tensor:
+        """[vocab] logits over the ids the tokenizer knows: padding rows cut off, missing rows never drawn."""
+        logits = logits[: self._vocab_size].cpu()
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        missing = self._vocab_size - logits.shape[-1]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits

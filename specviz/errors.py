@@ -1,0 +1,53 @@
+"""The errors specviz raises on purpose.
+
+    SpecvizError
+    ├── ConfigError               a setting that cannot work, named with the value got and the range allowed
+    ├── ModelLoadError            a model that is missing, gated, too large, damaged or of an unknown kind
+    ├── TokenizerMismatchError    target and draft do not read the same ids as the same text
+    ├── CacheNotCroppableError    a model whose past cannot be rolled back, so refused drafts would stay in it
+    ├── TraceError                a trace file that cannot be read
+    └── BusyError                 another run holds the engine
+
+Each message says what was wrong, what was found, and what to do next, and is fit to be shown to a visitor.
+Anything else that is raised is a fault of ours and reaches the page as an id only.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "CacheNotCroppableError",
+    "ConfigError",
+    "ModelLoadError",
+    "SpecvizError",
+    "TokenizerMismatchError",
+    "TraceError",
+]
+
+
+class SpecvizError(Exception):
+    """Base of all errors whose message is written for the user."""
+
+
+class ConfigError(SpecvizError):
+    """A setting is out of range, unknown, or does not fit another setting."""
+
+
+class ModelLoadError(SpecvizError):
+    """A model could not be loaded."""
+
+
+class TokenizerMismatchError(SpecvizError):
+    """Target and draft give the same token id to different texts."""
+
+
+class CacheNotCroppableError(SpecvizError):
+    """The model keeps a state that cannot be rolled back to an earlier token."""
+
+
+class TraceError(SpecvizError):
+    """A trace file is damaged, too large, or of a schema this version does not know."""
+
+
+class BusyError(SpecvizError):
+    """The engine is in use and the queue is full."""

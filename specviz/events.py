@@ -1,0 +1,328 @@
+"""A run as a stream of typed events: plain numbers and strings, JSON both ways.
+
+Order of a run: RunStarted, PrefillDone, StepDone..., RunFinished. A run that fails early still ends in RunFinished.
+Everything that shows, counts or stores a run reads these events and nothing else.
+
+Seconds end in `_s`, probabilities in `_prob`, counts start with `num_`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from specviz.errors import TraceError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "DraftNote",
+    "DraftedToken",
+    "EmittedToken",
+    "Event",
+    "Exactness",
+    "Fate",
+    "FinishReason",
+    "ModelInfo",
+    "Origin",
+    "PrefillDone",
+    "RunFinished",
+    "RunStarted",
+    "StepDone",
+    "TopToken",
+    "event_from_json",
+    "event_to_json",
+]
+
+SCHEMA_VERSION = 1
+
+Fate = Literal["accepted", "rejected", "discarded"]
+"""Of a drafted token: kept; tried and refused; never tried."""
+
+Origin = Literal["accepted", "corrected", "bonus", "target"]
+"""Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;
+the target's word where nothing was drafted."""
+
+Exactness = Literal["exact", "lossless", "approximate"]
+"""exact: the text of plain decoding to the bit. lossless: the target's own distribution. approximate: neither."""
+
+FinishReason = Literal["eos", "stop", "length", "context", "time", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """One entry of a top-5 list: a token and its probability."""
+
+    token_id: int
+    text: str
+    prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNote:
+    """What a drafter wants to show about one proposal: a kind that the page can draw, words, and plain data.
+
+    `kind` is the drafter's own, for example "copied" with data source_start, source_end, match_len.
+    """
+
+    kind: str = ""
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    """A token that was proposed, and what became of it.
+
+    parent: index within the step's `drafted`, -1 for the last committed token. A chain reads -1, 0, 1, ...
+    text: what the token adds to the text if the walk reaches it; "" while it is part of an unfinished character.
+    label: how to draw a token that has no text of its own (its bytes in hexadecimal, a control token's name), else "".
+    draft_prob, target_prob: q and p of this token where known. In a greedy run the models' own probabilities at
+        temperature 1, for information only.
+    accept_prob: min(1, p/q), None in a greedy run and for untested tokens. coin: the uniform draw, likewise.
+    overlap: sum of min(p, q) over the vocabulary at this position, None where q or p is unknown.
+    draft_top, target_top, residual_top: five likeliest tokens under q, p and norm(max(p - q, 0)); only with detail on.
+    """
+
+    token_id: int
+    text: str
+    parent: int
+    fate: Fate
+    label: str = ""
+    draft_prob: float | None = None
+    target_prob: float | None = None
+    accept_prob: float | None = None
+    coin: float | None = None
+    overlap: float | None = None
+    draft_top: tuple[TopToken, ...] = ()
+    target_top: tuple[TopToken, ...] = ()
+    residual_top: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedToken:
+    """A token of the answer. The `text` of all emitted tokens, joined, is the decoded text, control tokens included.
+
+    special: a control token of the tokenizer, which the visible text leaves out.
+    """
+
+    token_id: int
+    text: str
+    origin: Origin
+    label: str = ""
+    special: bool = False
+    target_prob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Which weights ran: enough to fetch the same ones again."""
+
+    name: str
+    source: str = ""
+    revision: str = ""
+    sha256: str = ""
+    licence: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    num_params: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """Everything that is known before the first pass.
+
+    prompt: what the user wrote. prompt_ids, prompt_texts: what the model reads, chat template included.
+    width: rows of every pass in exact mode, 0 where passes have their own number of rows.
+    exactness: the word for this run, and exactness_reason why it is that word.
+    num_layers: depth of the target, for methods that run a part of it.
+    """
+
+    run_id: str
+    method: str
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    prompt_texts: tuple[str, ...]
+    target: ModelInfo
+    draft: ModelInfo | None
+    dtype: str
+    width: int
+    exactness: Exactness
+    exactness_reason: str
+    verify: str
+    gamma: int
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    started_at: str
+    pair: str = ""
+    device: str = "cpu"
+    num_layers: int = 0
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """The prompt, all but its last token, is in the caches. Nothing has been emitted."""
+
+    prompt_len: int
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One draft-verify round.
+
+    num_drafted: tokens drafted, None where a serving engine does not tell. Equals len(drafted) where `drafted` is known.
+    rows: rows of the target's pass, padding included.
+    target_work: the target's work in full passes (a chain 1; early exit n*E/L + (L - E)/L, or + 1 when all layers check).
+    draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
+    cache_len: target cache entries that count after the step.
+    gamma: how many tokens the drafter was asked for.
+    """
+
+    index: int
+    drafted: tuple[DraftedToken, ...]
+    num_drafted: int | None
+    emitted: tuple[EmittedToken, ...]
+    num_accepted: int
+    rows: int
+    target_work: float
+    draft_s: float
+    verify_s: float
+    other_s: float
+    cache_len: int
+    gamma: int
+    note: DraftNote | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The end of a run and its totals.
+
+    text: the visible answer: control tokens left out, cut before a stop text. token_ids: every emitted token.
+    message: in words what happened, for reasons "error", "time" and "context".
+    first_token_s: prefill plus first step, None if no step was done.
+    """
+
+    reason: FinishReason
+    text: str
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    num_steps: int
+    prefill_s: float
+    first_token_s: float | None
+    decode_s: float
+    message: str = ""
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+Event = RunStarted | PrefillDone | StepDone | RunFinished
+
+_TYPES: dict[str, type] = {cls.__name__: cls for cls in (RunStarted, PrefillDone, StepDone, RunFinished)}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Plain dictionary with the class name under "type" and fields at their default left out."""
+    return {"type": type(event).__name__, **_plain(event)}
+
+
+def event_from_json(data: Any) -> Event:
+    """The event that `event_to_json` wrote, checked field by field.
+
+    Raises:
+        TraceError: not an object, an unknown type, a missing or unknown field, a wrong type, NaN or infinity.
+    """
+    if not isinstance(data, Mapping):
+        raise TraceError(f"An event must be a JSON object, not {type(data).__name__}.")
+    cls = _TYPES.get(str(data.get("type")))
+    if cls is None:
+        raise TraceError(f"Unknown event type {str(data.get('type'))[:40]!r}; known are {', '.join(_TYPES)}.")
+    return _build(cls, {key: value for key, value in data.items() if key != "type"}, cls.__name__)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _plain(item)
+            for f in dataclasses.fields(value)
+            if not _is_default(f, item := getattr(value, f.name))
+        }
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _is_default(f: dataclasses.Field[Any], value: Any) -> bool:
+    if f.default is not dataclasses.MISSING:
+        return bool(type(value) is type(f.default) and value == f.default)
+    return f.default_factory is not dataclasses.MISSING and value == f.default_factory()
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _build(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise TraceError(f"{where} must be an object, not {type(data).__name__}.")
+    hints = _hints(cls)
+    unknown = [key for key in data if key not in hints]
+    if unknown:
+        raise TraceError(f"{where} has an unknown field {str(unknown[0])[:40]!r}.")
+    values = {name: _check(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    for f in dataclasses.fields(cls):
+        needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if needed and f.name not in values:
+            raise TraceError(f"{where} lacks the field {f.name!r}.")
+    return cls(**values)
+
+
+def _check(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type, tuples rebuilt from lists; TraceError if it is not of that type."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        return _check(next(arg for arg in get_args(hint) if arg is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TraceError(f"{where} must be a list.")
+        return tuple(_check(get_args(hint)[0], item, where) for item in value)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in get_args(hint):
+            raise TraceError(f"{where} is {str(value)[:40]!r}; allowed are {', '.join(get_args(hint))}.")
+        return value
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise TraceError(f"{where} must be an object.")
+        return {str(key): _check(get_args(hint)[1], item, where) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, where)  # type: ignore[arg-type]
+    if hint is Any:
+        return _finite(value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise TraceError(f"{where} must be {hint.__name__}, not {type(value).__name__}.")
+    return _finite(value, where)
+
+
+def _finite(value: Any, where: str) -> Any:
+    """Reject NaN and infinity anywhere inside free-form data; keep everything else."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TraceError(f"{where} is not a finite number.")
+    if isinstance(value, list | tuple):
+        return [_finite(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item, where) for key, item in value.items()}
+    return value

@@ -1,0 +1,476 @@
+"""The loop: propose, score, verify, roll back, observe. One loop for every method; each round is one event."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import resource
+import secrets
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specviz.config import DEFAULT_WIDTH, RunConfig
+from specviz.detokenize import Detokenizer, Piece, StopScanner, split_text, visible_part
+from specviz.drafters.base import DraftContext, Drafter, Outcome
+from specviz.drafters.registry import Method, get_method
+from specviz.errors import ConfigError, SpecvizError
+from specviz.events import (
+    DraftedToken,
+    EmittedToken,
+    Event,
+    Exactness,
+    FinishReason,
+    ModelInfo,
+    PrefillDone,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    TopToken,
+)
+from specviz.models.chat import encode_prompt
+from specviz.models.exactness import ExactnessReport, check_exactness
+from specviz.models.loader import LoadedPair
+from specviz.models.machine import probe, versions
+from specviz.models.session import Session
+from specviz.proposal import Proposal, Trial, Verdict
+from specviz.sampling import uniform_generator
+from specviz.verify import verify_greedy, verify_sampling
+
+__all__ = ["SpeculativeGenerator", "command_line"]
+
+_log = logging.getLogger(__name__)
+
+
+class SpeculativeGenerator:
+    """Runs any method on one loaded pair. Holds models and what was measured about them, never a run.
+
+    Not for two runs at a time: they would share the machine's cores, and neither would be measured.
+    """
+
+    def __init__(self, loaded: LoadedPair) -> None:
+        self.loaded = loaded
+        self._reports: dict[int, ExactnessReport] = {}
+        self._machine = probe().to_json() | {"threads": torch.get_num_threads()}
+
+    def exactness_report(
+        self, width: int = DEFAULT_WIDTH, progress: Callable[[float], None] | None = None
+    ) -> ExactnessReport:
+        """The self-test of the target at this width, made on first demand and then kept."""
+        if width not in self._reports:
+            loaded = self.loaded
+            context = loaded.max_context
+            self._reports[width] = check_exactness(loaded.target, width, loaded.vocab_size, context, progress)
+        return self._reports[width]
+
+    def stream(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
+        """The events of one run, made as they are asked for.
+
+        Closing the iterator at any point frees the run's memory. Failures inside the run end in RunFinished with reason
+        "error"; what is wrong with the settings is raised here, before anything has run.
+
+        Args:
+            prompt: text, put into the chat template unless `config.raw`; or ids, taken as they are.
+        Raises:
+            ConfigError: a setting that cannot work, an empty prompt, a prompt that fills the context.
+            CacheNotCroppableError, ModelLoadError, TokenizerMismatchError: the pair cannot run this method.
+        """
+        method = get_method(config.method)
+        refusal = method.refusal(self.loaded)
+        if refusal:
+            raise ConfigError(refusal)
+        if isinstance(prompt, str):
+            ids, notes = encode_prompt(self.loaded.tokenizer, prompt, config.raw)
+        else:
+            ids, notes = [int(i) for i in prompt], []
+            if not ids or not all(0 <= i < self.loaded.vocab_size for i in ids):
+                raise ConfigError(f"A prompt of ids needs at least one, each from 0 to {self.loaded.vocab_size - 1}.")
+        room = self.loaded.max_context - len(ids)
+        if room < 1:
+            raise ConfigError(
+                f"The prompt has {len(ids)} tokens and this model reads {self.loaded.max_context}, answer included. "
+                "Shorten the prompt."
+            )
+        width, word, reason = self._promise(method, config)
+        seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
+        config = replace(config, sampling=replace(config.sampling, seed=seed))
+        drafter, draft_info = method.build(self.loaded, config)
+        started = RunStarted(
+            run_id=uuid.uuid4().hex[:12],
+            method=method.name,
+            prompt=prompt if isinstance(prompt, str) else "",
+            prompt_ids=tuple(ids),
+            prompt_texts=tuple(piece.text for piece in split_text(self.loaded.tokenizer, ids)),
+            target=self.loaded.target_info,
+            draft=draft_info,
+            dtype=self.loaded.target_info.dtype,
+            width=width,
+            exactness=word,
+            exactness_reason=reason,
+            verify="greedy" if config.sampling.is_greedy else "speculative sampling",
+            gamma=0 if method.name == "plain" else config.gamma,
+            settings=_settings(config),
+            machine=self._machine,
+            versions=versions(),
+            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            pair=self.loaded.pair.name,
+            device=str(self.loaded.device),
+            num_layers=int(self.loaded.target.config.get_text_config(decoder=True).num_hidden_layers),
+            command=command_line(prompt if isinstance(prompt, str) else "", self.loaded.pair.name, config, width > 0),
+            notes=tuple(notes),
+        )
+        return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room)).events()
+
+    def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
+        """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
+        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False))
+
+    def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
+        """Width of the passes, the run's word, and why it is that word."""
+        exact = config.exact
+        if exact:
+            config.require_width()
+        if exact is None:
+            fits = method.exactness == "exact" and config.gamma < config.width
+            exact = fits and self.exactness_report(config.width).is_default
+        width = config.width if exact else 0
+        if not config.sampling.is_greedy:
+            return width, "lossless", f"Sampled at T = {config.sampling.temperature:g}: the target's own distribution."
+        if method.name == "plain":
+            return width, "exact", "Plain decoding itself."
+        if not width:
+            why = "Passes have as many rows as there are tokens to check, so near-ties may fall the other way."
+            if config.exact is None and config.width in self._reports:
+                why += " " + self._reports[config.width].sentence
+            return width, "lossless", why
+        report = self.exactness_report(config.width)
+        return width, method.exactness if report.passed else "lossless", report.sentence
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds of a step's three parts. Model passes end in a wait for the device, so that none is charged elsewhere."""
+
+    device: str
+    last: float = 0.0
+
+    def start(self) -> None:
+        self.lap()
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        return seconds
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int) -> None:
+        self.loaded = loaded
+        self.drafter = drafter
+        self.config = config
+        self.started = started
+        self.limit = limit
+        self.context = list(started.prompt_ids)
+        self.rng = uniform_generator(config.sampling.seed or 0)
+        self.session = Session(loaded.target, capacity=len(self.context) + limit, width=started.width)
+        self.detokenizer = Detokenizer(loaded.tokenizer)
+        self.scanner = StopScanner(config.stop)
+        self.emitted: list[EmittedToken] = []
+        self.clock = _Clock(str(loaded.device))
+        self.began = time.perf_counter()
+        self.prefill_s = 0.0
+        self.first_step_s: float | None = None
+        self.decode_s = 0.0
+        self.num_steps = 0
+
+    def events(self) -> Iterator[Event]:
+        reason: FinishReason | None = None
+        message = ""
+        try:
+            yield self.started
+            try:
+                prefill = self._prefill()
+            except Exception as error:
+                yield self._finish("error", _explain(error))
+                return
+            yield prefill
+            while reason is None:
+                try:
+                    step, reason = self._step()
+                except Exception as error:
+                    reason, message = "error", _explain(error)
+                    break
+                yield step
+            yield self._finish(reason, message)
+        finally:
+            self.drafter.close()
+            self.session.close()
+
+    def _prefill(self) -> PrefillDone:
+        self.clock.start()
+        if len(self.context) > 1:
+            self.session.extend(self.context[:-1])
+        self.drafter.reset(self.context)
+        self.prefill_s = self.clock.lap()
+        return PrefillDone(len(self.context), self.prefill_s)
+
+    def _step(self) -> tuple[StepDone, FinishReason | None]:
+        """One round, all of it: nothing is yielded inside, for the next round may run on another thread."""
+        config, sampling = self.config, self.config.sampling
+        ask = min(config.gamma, self.limit - len(self.emitted) - 1)
+        self.clock.start()
+        proposal = Proposal.empty()
+        if ask > 0:
+            proposal = self.drafter.propose(DraftContext(self.context, sampling, self.session.hidden), ask, self.rng)
+        draft_s = self.clock.lap()
+
+        proposal = self._fitting(proposal, ask)
+        known = (proposal.token_ids >= 0) & (proposal.token_ids < self.loaded.vocab_size)
+        to_score = torch.where(known, proposal.token_ids, 0)  # an id without an embedding cannot be looked up
+        other_s = self.clock.lap()
+
+        logits = self.session.score(self.context[-1], to_score, proposal.parents)
+        logits = logits[:, : self.loaded.vocab_size]
+        verify_s = self.clock.lap()
+
+        verdict = self._verify(proposal, logits)
+        tokens, kept, pieces, reason = self._accept(proposal, verdict)
+        self.session.keep_path(verdict.path[:kept])
+        self.context += [token.token_id for token in tokens]
+        self.emitted += tokens
+        other_s += self.clock.lap()
+
+        self.drafter.observe(self._outcome(proposal, verdict, kept, tokens, logits))
+        draft_s += self.clock.lap()
+
+        drafted = self._drafted(proposal, verdict, kept, pieces, cut=kept == len(tokens))
+        other_s += self.clock.lap()
+        self.num_steps += 1
+        seconds = draft_s + verify_s + other_s
+        self.decode_s += seconds
+        if self.first_step_s is None:
+            self.first_step_s = seconds
+        step = StepDone(
+            index=self.num_steps,
+            drafted=drafted,
+            num_drafted=len(drafted),
+            emitted=tuple(tokens),
+            num_accepted=kept,
+            rows=self.session.rows,
+            target_work=1.0,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=other_s,
+            cache_len=self.session.length,
+            gamma=ask if self.started.gamma else 0,
+            note=proposal.note if proposal.note.kind else None,
+        )
+        return step, reason
+
+    def _fitting(self, proposal: Proposal, ask: int) -> Proposal:
+        """Without nodes deeper than was asked for, and without what is drafted behind an end token."""
+        token_ids = proposal.token_ids.tolist()
+        depths = proposal.depth_of()
+        kept: list[int] = []
+        alive: set[int] = {-1}
+        for node, parent in enumerate(proposal.parents):
+            if parent in alive and depths[node] <= ask:
+                kept.append(node)
+                if token_ids[node] not in self.loaded.eos_ids:
+                    alive.add(node)
+        return proposal.keep(kept)
+
+    def _verify(self, proposal: Proposal, logits: Tensor) -> Verdict:
+        logits = logits.cpu()
+        params, detail = self.config.sampling, self.config.detail
+        if params.is_greedy:
+            return verify_greedy(proposal, logits, params, self.context, detail=detail)
+        return verify_sampling(proposal, logits, params, self.context, self.rng, detail=detail)
+
+    def _accept(
+        self, proposal: Proposal, verdict: Verdict
+    ) -> tuple[list[EmittedToken], int, list[Piece], FinishReason | None]:
+        """What the step adds to the answer, up to an end token or a stop text.
+
+        Returns:
+            The emitted tokens, how many of them were drafted, the pieces of all drafted tokens, and why the run ends.
+        """
+        token_ids = proposal.token_ids.tolist()
+        pieces = self.detokenizer.peek(token_ids, proposal.parents)
+        probs = {trial.node: trial.target_prob for trial in verdict.trials}
+        tokens: list[EmittedToken] = []
+        reason: FinishReason | None = None
+        for node in (*verdict.path, None):
+            token_id = verdict.next_token if node is None else token_ids[node]
+            piece = self.detokenizer.push(token_id)
+            origin = verdict.origin if node is None else "accepted"
+            prob = verdict.next_prob if node is None else probs.get(node)
+            tokens.append(EmittedToken(token_id, piece.text, origin, piece.label, piece.special, prob))
+            self.scanner.feed(visible_part(piece))
+            if token_id in self.loaded.eos_ids:
+                reason = "eos"
+            elif self.scanner.found is not None:
+                reason = "stop"
+            if reason:
+                break
+        if reason is None and len(self.emitted) + len(tokens) >= self.limit:
+            reason = "length" if self.limit == self.config.max_new_tokens else "context"
+        if reason is None and 0 < self.config.time_limit_s <= time.perf_counter() - self.began:
+            reason = "time"
+        if reason:
+            last = tokens[-1]
+            rest = self.detokenizer.finish()
+            piece = Piece(last.text, last.label, last.special).plus(rest)
+            tokens[-1] = replace(last, text=piece.text, label=piece.label)
+            self.scanner.feed(rest)
+        kept = sum(token.origin == "accepted" for token in tokens)
+        return tokens, kept, pieces, reason
+
+    def _outcome(
+        self, proposal: Proposal, verdict: Verdict, kept: int, tokens: list[EmittedToken], logits: Tensor
+    ) -> Outcome:
+        rows = [node + 1 for node in range(len(proposal)) if proposal.is_scored_only(node)]
+        return Outcome(
+            proposal,
+            verdict,
+            verdict.path[:kept],
+            tuple(token.token_id for token in tokens),
+            logits[rows] if rows else None,
+            self.session.hidden,
+        )
+
+    def _drafted(
+        self, proposal: Proposal, verdict: Verdict, kept: int, pieces: list[Piece], *, cut: bool
+    ) -> tuple[DraftedToken, ...]:
+        """The drafted tokens with their fates; `cut`: the answer ended inside the draft, what is behind is left out."""
+        trials = {trial.node: trial for trial in verdict.trials}
+        token_ids = proposal.token_ids.tolist()
+        path = set(verdict.path[:kept])
+        behind: set[int] = set()
+        last = verdict.path[kept - 1] if cut and kept else None
+        index: dict[int, int] = {-1: -1}
+        out: list[DraftedToken] = []
+        for node, parent in enumerate(proposal.parents):
+            if proposal.is_scored_only(node):
+                continue
+            if parent in behind or (last is not None and parent == last):
+                behind.add(node)
+                continue
+            index[node] = len(out)
+            trial = trials.get(node)
+            confidence = proposal.confidence[node] if proposal.confidence else None
+            out.append(self._drafted_token(token_ids[node], pieces[node], index[parent], node in path, trial, confidence))
+        return tuple(out)
+
+    def _drafted_token(
+        self, token_id: int, piece: Piece, parent: int, kept: bool, trial: Trial | None, confidence: float | None
+    ) -> DraftedToken:
+        if trial is None:
+            return DraftedToken(token_id, piece.text, parent, "discarded", piece.label, draft_prob=confidence)
+        return DraftedToken(
+            token_id,
+            piece.text,
+            parent,
+            "accepted" if kept else "rejected",
+            piece.label,
+            confidence if trial.draft_prob is None else trial.draft_prob,
+            trial.target_prob,
+            trial.accept_prob,
+            trial.coin,
+            trial.overlap,
+            self._top(trial.draft_dist),
+            self._top(trial.target_dist),
+            () if trial.accepted else self._top(trial.residual),
+        )
+
+    def _top(self, dist: Tensor | None) -> tuple[TopToken, ...]:
+        if dist is None:
+            return ()
+        probs, ids = torch.topk(dist, min(5, dist.shape[-1]))
+        pairs = [(i, p) for i, p in zip(ids.tolist(), probs.tolist(), strict=True) if p > 0]
+        return tuple(TopToken(i, self._name(i), float(f"{p:.3g}")) for i, p in pairs)
+
+    def _name(self, token_id: int) -> str:
+        piece = self.detokenizer.fork().push(token_id)
+        return piece.text or piece.label
+
+    def _finish(self, reason: FinishReason, message: str = "") -> RunFinished:
+        text = "".join(visible_part(token) for token in self.emitted)
+        if self.scanner.found is not None:
+            text = text[: self.scanner.found]
+        memory = {
+            "target_bytes": self.loaded.target_info.num_bytes,
+            "draft_bytes": self.started.draft.num_bytes if self.started.draft else 0,
+            "target_cache_bytes": self.session.num_bytes,
+            "draft_cache_bytes": self.drafter.num_bytes,
+            "peak_resident_bytes": _peak_resident_bytes(),
+        }
+        return RunFinished(
+            reason=reason,
+            text=text,
+            token_ids=tuple(token.token_id for token in self.emitted),
+            num_tokens=len(self.emitted),
+            num_steps=self.num_steps,
+            prefill_s=self.prefill_s,
+            first_token_s=None if self.first_step_s is None else self.prefill_s + self.first_step_s,
+            decode_s=self.decode_s,
+            message=message,
+            memory=memory,
+        )
+
+
+def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
+    """The command that makes the same run again, for traces and the gallery."""
+    sampling = config.sampling
+    words = ["python", "-m", "specviz", "run", prompt, "--pair", pair, "--method", config.method]
+    words += ["--gamma", str(config.gamma), "--max-new-tokens", str(config.max_new_tokens)]
+    words += ["--temperature", f"{sampling.temperature:g}", "--seed", str(sampling.seed)]
+    for flag, value, default in (
+        ("--top-k", sampling.top_k, 0),
+        ("--top-p", sampling.top_p, 1.0),
+        ("--repetition-penalty", sampling.repetition_penalty, 1.0),
+        ("--draft-quant", config.draft_quant, "auto"),
+        ("--verify", config.verify, "auto"),
+        ("--width", config.width, DEFAULT_WIDTH),
+    ):
+        if value != default:
+            words += [flag, str(value)]
+    for stop in config.stop:
+        words += ["--stop", stop]
+    words += ["--raw"] if config.raw else []
+    return shlex.join([*words, "--exact" if exact else "--no-exact"])
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The run's settings as flat plain data."""
+    flat = asdict(config)
+    return flat.pop("sampling") | flat | {"stop": list(config.stop)}
+
+
+def _explain(error: Exception) -> str:
+    """A sentence for the visitor. What we did not foresee goes to the log under an id, with nothing of it shown."""
+    if isinstance(error, SpecvizError):
+        return str(error)
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return "This machine ran out of memory. Choose a smaller pair, fewer tokens or a shorter prompt."
+    mark = uuid.uuid4().hex[:8]
+    _log.exception("run failed, id %s", mark)
+    return f"Something failed inside specviz. What is there stays. The log has the details under {mark}."
+
+
+def _peak_resident_bytes() -> int:
+    """Highest resident memory of this process so far. Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

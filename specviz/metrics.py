@@ -1,0 +1,308 @@
+"""Counters of a run and the rates derived from them.
+
+Only counts and seconds are added up; every rate is a property of the counters, so a rate has one definition.
+A rate with a zero denominator is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
+
+__all__ = ["ROLLING_STEPS", "Baseline", "Counters", "fold"]
+
+ROLLING_STEPS = 8
+"""Steps in the window of the live charts."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Raw counts of a run; feed it events with `update`.
+
+    num_tested: drafted tokens the target really tried: accepted ones plus one for each step that ended in a refusal.
+    tested_at, accepted_at, drafted_at: by place in the draft, first place first.
+    accepted_histogram: accepted_histogram[k] = steps that drafted and kept exactly k tokens.
+    """
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_rejections: int = 0
+    num_rejected: int = 0
+    num_discarded: int = 0
+    num_corrected: int = 0
+    num_bonus: int = 0
+    num_target: int = 0
+    num_drafting_steps: int = 0
+    target_work: float = 0.0
+    prefill_s: float = 0.0
+    first_step_s: float | None = None
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    other_s: float = 0.0
+    drafting_verify_s: float = 0.0
+    prompt_len: int = 0
+    overlap_sum: float = 0.0
+    num_overlaps: int = 0
+    is_chain: bool = True
+    drafted_is_known: bool = True
+    reason: str | None = None
+    tested_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_histogram: list[int] = field(default_factory=list)
+    recent: deque[tuple[int, int, int, float]] = field(default_factory=lambda: deque(maxlen=ROLLING_STEPS))
+
+    def update(self, event: Event) -> Counters:
+        """Add one event; returns self."""
+        if isinstance(event, StepDone):
+            self._add_step(event)
+        elif isinstance(event, PrefillDone):
+            self.prompt_len, self.prefill_s = event.prompt_len, event.prefill_s
+        elif isinstance(event, RunFinished):
+            self.reason = event.reason
+        elif isinstance(event, RunStarted):
+            self.prompt_len = len(event.prompt_ids)
+        return self
+
+    def _add_step(self, step: StepDone) -> None:
+        seconds = step.draft_s + step.verify_s + step.other_s
+        self.num_steps += 1
+        self.num_tokens += len(step.emitted)
+        self.num_accepted += step.num_accepted
+        self.target_work += step.target_work
+        self.draft_s += step.draft_s
+        self.verify_s += step.verify_s
+        self.other_s += step.other_s
+        if self.first_step_s is None:
+            self.first_step_s = seconds
+        for token in step.emitted:
+            self.num_corrected += token.origin == "corrected"
+            self.num_bonus += token.origin == "bonus"
+            self.num_target += token.origin == "target"
+        self.num_rejected += sum(token.fate == "rejected" for token in step.drafted)
+        self.num_discarded += sum(token.fate == "discarded" for token in step.drafted)
+        for token in step.drafted:
+            if token.overlap is not None:
+                self.overlap_sum += token.overlap
+                self.num_overlaps += 1
+
+        num_drafted = len(step.drafted) if step.num_drafted is None else step.num_drafted
+        if step.num_drafted is None:
+            self.drafted_is_known = False
+            num_drafted = max(num_drafted, step.num_accepted)
+        refused = any(token.origin == "corrected" for token in step.emitted) or (
+            not step.drafted and step.num_drafted is not None and step.num_drafted > step.num_accepted
+        )
+        self.num_drafted += num_drafted
+        self.num_rejections += refused
+        if num_drafted:
+            self.num_drafting_steps += 1
+            self.drafting_verify_s += step.verify_s
+            _grow(self.accepted_histogram, step.num_accepted)
+            self.accepted_histogram[step.num_accepted] += 1
+            depth = _depth(step) if step.drafted else num_drafted
+            self.is_chain &= not step.drafted or depth == len(step.drafted)
+            for place in range(depth):
+                _grow(self.drafted_at, place)
+                self.drafted_at[place] += 1
+            for place in range(step.num_accepted + refused):
+                _grow(self.tested_at, place)
+                self.tested_at[place] += 1
+            for place in range(step.num_accepted):
+                _grow(self.accepted_at, place)
+                self.accepted_at[place] += 1
+            _grow(self.accepted_at, len(self.tested_at) - 1)
+        self.recent.append((step.num_accepted, int(refused), len(step.emitted), seconds))
+
+    # --- rates ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_tested(self) -> int:
+        return self.num_accepted + self.num_rejections
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted."""
+        return _ratio(self.num_accepted, self.num_drafted) if self.drafted_is_known else None
+
+    @property
+    def alpha(self) -> float | None:
+        """Per-token acceptance: accepted / tested."""
+        return _ratio(self.num_accepted, self.num_tested) if self.drafted_is_known else None
+
+    @property
+    def rolling_alpha(self) -> float | None:
+        """alpha over the last ROLLING_STEPS steps."""
+        accepted = sum(a for a, _, _, _ in self.recent)
+        return _ratio(accepted, accepted + sum(r for _, r, _, _ in self.recent)) if self.drafted_is_known else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """tau = 1 + accepted / steps that drafted."""
+        mean = _ratio(self.num_accepted, self.num_drafting_steps)
+        return None if mean is None else 1.0 + mean
+
+    @property
+    def block_efficiency(self) -> float | None:
+        """Tokens emitted / target work in full passes, prefill excluded."""
+        return _ratio(self.num_tokens, self.target_work)
+
+    @property
+    def coverage(self) -> float | None:
+        """kappa = steps that drafted / steps."""
+        return _ratio(self.num_drafting_steps, self.num_steps)
+
+    @property
+    def mean_drafted(self) -> float | None:
+        """Tokens drafted per drafting step."""
+        return _ratio(self.num_drafted, self.num_drafting_steps)
+
+    @property
+    def overlap(self) -> float | None:
+        """Mean over tested positions of sum min(p, q)."""
+        return _ratio(self.overlap_sum, self.num_overlaps)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of all steps; prefill excluded."""
+        return self.draft_s + self.verify_s + self.other_s
+
+    @property
+    def first_token_s(self) -> float | None:
+        """prefill + first step."""
+        return None if self.first_step_s is None else self.prefill_s + self.first_step_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        return _ratio(self.num_tokens, self.decode_s)
+
+    @property
+    def rolling_tokens_per_s(self) -> float | None:
+        """Tokens a second over the last ROLLING_STEPS steps."""
+        return _ratio(sum(n for _, _, n, _ in self.recent), sum(s for _, _, _, s in self.recent))
+
+    @property
+    def total_tokens_per_s(self) -> float | None:
+        """Tokens a second with prefill included."""
+        return _ratio(self.num_tokens, self.prefill_s + self.decode_s)
+
+    @property
+    def draft_s_per_token(self) -> float | None:
+        """Seconds of drafting per drafted token; over a plain step's seconds it is c."""
+        return _ratio(self.draft_s, self.num_drafted)
+
+    @property
+    def verify_s_per_step(self) -> float | None:
+        return _ratio(self.verify_s, self.num_steps)
+
+    def by_position(self, *, unconditional: bool = False) -> list[dict[str, float | int | None]]:
+        """Acceptance by place in the draft, with a 95 % Wilson interval.
+
+        Conditional (default): accepted / tested at that place. Unconditional: accepted / steps that drafted.
+        """
+        out: list[dict[str, float | int | None]] = []
+        for place, accepted in enumerate(self.accepted_at):
+            trials = self.num_drafting_steps if unconditional else self.tested_at[place]
+            low, high = _wilson(accepted, trials)
+            out.append({"accepted": accepted, "of": trials, "rate": _ratio(accepted, trials), "low": low, "high": high})
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """All counts and rates as strict JSON: what the page, the trace and the command line show."""
+        names = [
+            "num_steps", "num_tokens", "num_drafted", "num_accepted", "num_rejections", "num_tested", "num_rejected",
+            "num_discarded", "num_corrected", "num_bonus", "num_target", "num_drafting_steps", "target_work",
+            "acceptance_rate", "alpha", "acceptance_length", "block_efficiency", "coverage", "mean_drafted", "overlap",
+            "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s", "other_s", "decode_tokens_per_s",
+            "total_tokens_per_s", "draft_s_per_token", "verify_s_per_step", "prompt_len", "is_chain",
+        ]  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Plain decoding of the same prompt, one row a pass, measured beside the run.
+
+    same_text: whether both wrote the same ids; None where the question makes no sense (sampled, another length).
+    first_difference: index of the first token that differs, None where none does.
+    """
+
+    num_tokens: int
+    decode_s: float
+    same_text: bool | None = None
+    first_difference: int | None = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.num_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def s_per_token(self) -> float | None:
+        return self.decode_s / self.num_tokens if self.num_tokens else None
+
+    @classmethod
+    def of(cls, plain: Iterable[Event], run: Iterable[Event] = ()) -> Baseline | None:
+        """From the events of a plain run, compared with the ids of a finished greedy run; None if it did not finish."""
+        ends = [event for event in plain if isinstance(event, RunFinished)]
+        if not ends or not ends[0].num_tokens:
+            return None
+        same, first = None, None
+        events = list(run)
+        if events and isinstance(events[0], RunStarted) and events[0].verify == "greedy":
+            other = next((event for event in events if isinstance(event, RunFinished)), None)
+            if other is not None:
+                pairs = zip(ends[0].token_ids, other.token_ids, strict=False)
+                first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+                same = first is None
+        return cls(ends[0].num_tokens, ends[0].decode_s, same, first)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_tokens": self.num_tokens,
+            "decode_s": self.decode_s,
+            "tokens_per_s": self.tokens_per_s,
+            "s_per_token": self.s_per_token,
+            "same_text": self.same_text,
+            "first_difference": self.first_difference,
+        }
+
+
+def fold(events: Iterable[Event]) -> Counters:
+    """The counters of a whole stream."""
+    counters = Counters()
+    for event in events:
+        counters.update(event)
+    return counters
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _grow(counts: list[int], index: int) -> None:
+    counts.extend([0] * (index + 1 - len(counts)))
+
+
+def _depth(step: StepDone) -> int:
+    """Length of the longest root-to-leaf path of the drafted tree."""
+    depths: list[int] = []
+    for token in step.drafted:
+        depths.append(1 + (depths[token.parent] if token.parent >= 0 else 0))
+    return max(depths, default=0)
+
+
+def _wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float | None, float | None]:
+    """Wilson (1927) score interval of a proportion."""
+    if not trials:
+        return None, None
+    share, scale = successes / trials, 1.0 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)

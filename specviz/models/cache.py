@@ -1,0 +1,143 @@
+"""A transformers Cache written in place: rolling back is a smaller number, not a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from specviz.errors import CacheNotCroppableError
+
+__all__ = ["InPlaceCache", "check_croppable"]
+
+
+class _Window:
+    """Where the next pass writes and how far attention reads; one object shared by all layers."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.key_len = 0
+
+
+class _InPlaceLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer of fixed capacity."""
+
+    def __init__(self, window: _Window, capacity: int) -> None:
+        super().__init__()
+        self._window = window
+        self._capacity = capacity
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        # Zeros, not garbage: masked places are multiplied by 0, and 0 * NaN is NaN.
+        shape = (*key_states.shape[:2], self._capacity)
+        self.keys = key_states.new_zeros((*shape, key_states.shape[-1]))
+        self.values = value_states.new_zeros((*shape, value_states.shape[-1]))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        start, stop = self._window.length, self._window.length + key_states.shape[-2]
+        self.keys[:, :, start:stop] = key_states
+        self.values[:, :, start:stop] = value_states
+        return self.keys[:, :, : self._window.key_len], self.values[:, :, : self._window.key_len]
+
+    def get_seq_length(self) -> int:
+        return self._window.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._window.key_len, 0
+
+
+class InPlaceCache:
+    """The keys and values of one sequence.
+
+    length: entries that count; everything behind it is free to be overwritten.
+    handle: what the model is given as its cache.
+    """
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self._window = _Window()
+        self.capacity = capacity
+        self._layers = [_InPlaceLayer(self._window, capacity) for _ in range(num_layers)]
+        self.handle = Cache(layers=self._layers)
+
+    @property
+    def length(self) -> int:
+        return self._window.length
+
+    def open(self, rows: int, key_len: int) -> None:
+        """Prepare a pass of `rows` new entries that reads `key_len` places, unused ones included."""
+        assert self.length + rows <= key_len <= self.capacity, "the cache was made too small"
+        self._window.key_len = key_len
+
+    def commit(self, rows: int) -> None:
+        """Count the first `rows` entries behind `length` in."""
+        assert 0 <= rows <= self._window.key_len - self.length
+        self._window.length += rows
+
+    def roll_back(self, length: int) -> None:
+        """Forget all entries from `length` on, in constant time.
+
+        Raises:
+            ValueError: `length` is negative or more than is there.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"Cannot roll a cache of {self.length} entries back to {length}.")
+        self._window.length = length
+
+    def gather(self, places: list[int], start: int) -> None:
+        """Move the entries at `places` (ascending, each >= its goal) to start, start + 1, ..."""
+        if places == list(range(start, start + len(places))):
+            return
+        for layer in self._layers:
+            if layer.is_initialized:
+                assert layer.keys is not None and layer.values is not None
+                index = torch.tensor(places, device=layer.keys.device)
+                stop = start + len(places)
+                layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
+                layer.values[:, :, start:stop] = layer.values.index_select(2, index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values that count, in bytes."""
+        total = 0
+        for layer in self._layers:
+            if layer.is_initialized:
+                assert layer.keys is not None and layer.values is not None
+                total += layer.keys[:, :, : self.length].nbytes + layer.values[:, :, : self.length].nbytes
+        return total
+
+
+def check_croppable(model: Any, capacity: int) -> None:
+    """Refuse a model whose past cannot be rolled back to an earlier token, before the first token.
+
+    Layers with a sliding window pass if the window is never reached within `capacity` entries.
+    Raises:
+        CacheNotCroppableError: naming the model type and the kind of layer.
+    """
+    config = model.config.get_text_config(decoder=True)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        raise CacheNotCroppableError(_refusal(kind, "a recurrent state"))
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception as error:  # unknown layer types raise whatever the library of the day raises
+        raise CacheNotCroppableError(_refusal(kind, f"a cache of its own ({type(error).__name__})")) from error
+    for layer in layers:
+        if type(layer) is DynamicLayer:
+            continue
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.sliding_window >= capacity:
+            continue
+        raise CacheNotCroppableError(_refusal(kind, type(layer).__name__))
+
+
+def _refusal(kind: str, what: str) -> str:
+    return (
+        f"Models of type “{kind}” keep {what}, which cannot be rolled back when a draft is refused: "
+        "refused words would go on to change the text. Choose a model with full attention in every layer."
+    )

@@ -1,0 +1,354 @@
+"""Models in memory: number format, quantization, device. Files are fetched by `fetch`, never from here."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specviz.errors import ConfigError, ModelLoadError
+from specviz.events import ModelInfo
+from specviz.models.catalog import ModelPair, WeightSource, check_quant, get_pair
+from specviz.models.convert import Progress, quiet_libraries
+from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent
+from specviz.models.machine import fits, probe, set_threads
+from specviz.models.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LoadedPair", "Progress", "cache_dir", "fetch_pair", "load_draft", "load_pair"]
+
+DTYPES = ("auto", "bfloat16", "float32")
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>", "<turn|>")
+"""Control tokens that close a chat turn: a model that writes one has finished, whatever its configuration says."""
+
+DEFAULT_CONTEXT = 2048
+"""Where a model's configuration names no longest context."""
+
+
+@dataclass(eq=False)
+class LoadedPair:
+    """A pair in memory.
+
+    target, draft: transformers causal LMs in eval mode without gradients, on `device`. draft is None until `load_draft`.
+    dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
+    eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
+    notes: what was done differently from what was asked, in sentences for the page.
+    """
+
+    pair: ModelPair
+    tokenizer: Any
+    target: Any
+    target_info: ModelInfo
+    dtype: torch.dtype
+    device: torch.device
+    max_context: int
+    eos_ids: frozenset[int]
+    vocab_size: int
+    draft: Any = None
+    draft_info: ModelInfo | None = None
+    notes: tuple[str, ...] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        return int(getattr(self.target.config, "num_hidden_layers", 0) or 0)
+
+    def drop_draft(self) -> None:
+        """Release the draft alone."""
+        self.draft = self.draft_info = None
+        _collect(self.device)
+
+    def close(self) -> None:
+        """Release both models. The pair cannot be used afterwards."""
+        self.target = None
+        self.drop_draft()
+
+
+def load_pair(
+    name: str | ModelPair,
+    *,
+    dtype: str = "auto",
+    draft_quant: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> LoadedPair:
+    """Fetch what is missing, then load the target and its tokenizer; the draft too if `draft_quant` is given.
+
+    Args:
+        name: a name of the catalog, or a pair.
+        dtype: "bfloat16", "float32", or "auto" for what is fast on this machine.
+        draft_quant: one of DRAFT_QUANTS to load the draft at once; None leaves it to `load_draft`.
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        progress: told about every stage.
+    Raises:
+        ConfigError: unknown name, dtype, quantization or device.
+        ModelLoadError: the weights cannot be fetched, do not fit, or are of an unknown kind.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    pair = get_pair(name) if isinstance(name, str) else name
+    report = progress or silent
+    if draft_quant is not None:
+        check_quant(draft_quant)
+    machine = probe()
+    place = _device(device, machine.default_device())
+    number_format, notes = _dtype(dtype, machine.default_dtype(), place.type)
+    too_large = fits(pair, machine, number_format)
+    if too_large:
+        raise ModelLoadError(too_large)
+    fetch_pair(pair, progress=report)
+    set_threads()
+
+    report(f"Loading {pair.target.name}", None)
+    folder = part_folder(pair, "target")
+    tokenizer = _guarded(pair.target, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
+    run_dtype = getattr(torch, number_format)
+    target = _load_model(pair.target, folder, run_dtype, place)
+    loaded = LoadedPair(
+        pair=pair,
+        tokenizer=tokenizer,
+        target=target,
+        target_info=_info(pair.target, folder, target, number_format, ""),
+        dtype=run_dtype,
+        device=place,
+        max_context=_max_context(target.config),
+        eos_ids=_eos_ids(target, tokenizer),
+        vocab_size=_vocab_size(target, tokenizer),
+        notes=tuple(notes),
+    )
+    if draft_quant is not None:
+        load_draft(loaded, draft_quant, progress=report)
+    return loaded
+
+
+def load_draft(
+    loaded: LoadedPair, quant: str | None = None, *, progress: Progress | None = None
+) -> tuple[Any, ModelInfo]:
+    """The draft of a loaded pair, held as `quant`; kept in `loaded`, so asking again costs nothing.
+
+    A pair without a draft of its own gets a copy of its target, made from the same stored weights. A copy in the
+    target's own number format is the target itself: sharing the weights changes no result and saves their memory.
+
+    Args:
+        quant: one of DRAFT_QUANTS; None for the pair's default.
+    Returns:
+        (model, info), computing in the pair's dtype on the pair's device.
+    Raises:
+        ConfigError: unknown quantization.
+        ModelLoadError: bitsandbytes or accelerate is missing, or the weights cannot be loaded.
+        TokenizerMismatchError: the draft reads other text from the same ids.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    quant = check_quant(quant or loaded.pair.draft_quant)
+    with loaded.lock:
+        if loaded.target is None:
+            raise ModelLoadError("This pair has been closed. Load it again.")
+        if loaded.draft is not None and loaded.draft_info and loaded.draft_info.quantization == quant:
+            return loaded.draft, loaded.draft_info
+        source = loaded.pair.draft or loaded.pair.target
+        folder = part_folder(loaded.pair, "draft" if loaded.pair.draft else "target")
+        (progress or silent)(f"Loading the draft, {source.name} as {quant}", None)
+        if loaded.pair.draft:
+            tokenizer = _guarded(source, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
+            check_same_vocabulary(loaded.tokenizer, tokenizer)
+        loaded.drop_draft()
+        if quant == "nf4":
+            draft = _load_model(source, folder, loaded.dtype, loaded.device, _nf4(loaded.dtype))
+            _warm_up(draft, source)
+        elif loaded.pair.draft is None and getattr(torch, quant) == loaded.dtype:
+            draft = loaded.target
+        else:
+            draft = _load_model(source, folder, getattr(torch, quant), loaded.device)
+        number_format = str(loaded.dtype).removeprefix("torch.") if quant == "nf4" else quant
+        loaded.draft, loaded.draft_info = draft, _info(source, folder, draft, number_format, quant)
+        return loaded.draft, loaded.draft_info
+
+
+_SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""For every from_pretrained: files on this disk only, and never a model's own Python code (case 90)."""
+
+
+def _load_model(
+    source: WeightSource, folder: Path, dtype: torch.dtype, device: torch.device, quantization: Any = None
+) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, **_SAFE}
+    if quantization is not None:
+        options |= {"quantization_config": quantization, "device_map": {"": str(device)}}
+    with quiet_libraries():
+        model = _guarded(source, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
+    if quantization is None:
+        model = model.to(device)
+    if device.type == "cpu":
+        _own_memory(model)
+    return model.eval().requires_grad_(False)
+
+
+def _own_memory(model: Any) -> None:
+    """Copy weights that still lie in the mapped file: there they are not aligned to cache lines (their offset depends
+    on the length of the file's header), and a file that is replaced in place would change a running model."""
+    for param in model.parameters():
+        if param.data_ptr() % 64 and not hasattr(param, "quant_state"):
+            param.data = param.data.clone()  # shared weights stay shared: they are one parameter
+
+
+def _guarded(source: WeightSource, load: Any) -> Any:
+    """Run a library's load; what it raises becomes one sentence with the model's name."""
+    try:
+        return load()
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text or "custom code" in text:
+            raise ModelLoadError(
+                f"{source.name} brings program code of its own, which specviz never runs. "
+                "Choose a model of a kind that transformers knows."
+            ) from error
+        if isinstance(error, RuntimeError) and "out of memory" in text.lower():
+            raise ModelLoadError(f"The GPU ran out of memory while loading {source.name}. Choose a smaller pair.") from error
+        raise ModelLoadError(f"{source.name} could not be loaded: {text[:300] or type(error).__name__}") from error
+
+
+def _nf4(dtype: torch.dtype) -> Any:
+    """4-bit NormalFloat, computing in `dtype` (Dettmers et al. 2023). Raises ModelLoadError where a package lacks."""
+    missing = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModelLoadError(
+            f"A draft in nf4 needs {' and '.join(missing)}: pip install {' '.join(missing)}. "
+            "Or choose an unquantized draft with --draft-quant bfloat16."
+        )
+    _import_bitsandbytes()
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=False,  # saves 3 % of memory for one more unpacking in every layer
+    )
+
+
+def _import_bitsandbytes() -> None:
+    """Import it without the package `kernels`, through which it would fetch compiled code from the Hub and run it."""
+    if "bitsandbytes" in sys.modules:
+        return
+    missing = object()
+    hidden = sys.modules.get("kernels", missing)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes `import kernels` fail; bitsandbytes then does without
+    try:
+        with quiet_libraries():
+            importlib.import_module("bitsandbytes")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ModelLoadError(
+            "bitsandbytes is installed but does not start on this machine. "
+            "Choose an unquantized draft with --draft-quant bfloat16."
+        ) from error
+    finally:
+        if hidden is missing:
+            del sys.modules["kernels"]
+        else:
+            sys.modules["kernels"] = hidden  # type: ignore[assignment]
+
+
+def _warm_up(model: Any, source: WeightSource) -> None:
+    """One pass of one token: bitsandbytes lays its weights out anew in the first pass, and a kernel that does not
+    work here shows before a run does (case 100)."""
+    import torch
+
+    with torch.inference_mode(), quiet_libraries():
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        logits = _guarded(source, lambda: model(input_ids=ids, use_cache=False).logits)
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelLoadError(
+            f"The nf4 copy of {source.name} computes values that are not numbers on this machine. "
+            "Choose an unquantized draft with --draft-quant bfloat16."
+        )
+
+
+def _device(wanted: str, default: str) -> torch.device:
+    import torch
+
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda; got {str(wanted)[:40]!r}.")
+    name = default if wanted == "auto" else wanted
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("There is no GPU that torch can use on this machine. Choose --device cpu.")
+    return torch.device("cuda:0" if name == "cuda" else "cpu")
+
+
+def _dtype(wanted: str, default: str, device: str) -> tuple[str, list[str]]:
+    """(number format, notes). Half precision on a CPU is slow or lacks kernels, so it becomes `default` (case 99)."""
+    if wanted == "float16":
+        if device == "cuda":
+            return "float16", []
+        return default, [f"float16 is slow or missing on a CPU, so the models run in {default}."]
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}; got {str(wanted)[:40]!r}.")
+    return (default if wanted == "auto" else wanted), []
+
+
+def _info(source: WeightSource, folder: Path, model: Any, dtype: str, quantization: str) -> ModelInfo:
+    found = read_provenance(folder)
+    return ModelInfo(
+        name=source.name,
+        source=found.source if found else "local folder" if source.folder else "",
+        revision=found.revision if found else source.revision,
+        sha256=found.sha256 if found else "",
+        licence=source.licence,
+        dtype=dtype,
+        quantization=quantization,
+        num_params=_num_params(model),
+        num_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
+
+
+def _num_params(model: Any) -> int:
+    """Weights counted once each; a packed 4-bit tensor counts as what it was made from."""
+    count = 0
+    for param in model.parameters():
+        state = getattr(param, "quant_state", None)
+        count += state.shape.numel() if state is not None else param.numel()
+    return count
+
+
+def _max_context(config: Any) -> int:
+    lengths = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_sequence_length")]
+    return next((int(length) for length in lengths if length), DEFAULT_CONTEXT)
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: of the generation config (maybe several), the config, the tokenizer, a chat turn."""
+    found: set[int] = set()
+    for value in (
+        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        found |= set(value) if isinstance(value, list | tuple) else set() if value is None else {value}
+    special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(found | {special[text] for text in END_OF_TURN if text in special})
+
+
+def _vocab_size(model: Any, tokenizer: Any) -> int:
+    """Ids that stand for text. Output layers are often padded beyond them (case 110)."""
+    known = max(tokenizer.get_vocab().values(), default=-1) + 1
+    rows = model.get_output_embeddings().weight.shape[0]
+    return min(known, rows)
+
+
+def _collect(device: torch.device) -> None:
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

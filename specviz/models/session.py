@@ -1,0 +1,173 @@
+"""One sequence in one model: passes, and taking them back. Hides the cache and the call conventions of transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specviz.models.cache import InPlaceCache, check_croppable
+
+__all__ = ["KEY_BLOCK", "Session"]
+
+KEY_BLOCK = 64
+"""In exact mode attention reads a key length rounded up to a multiple of this; unused places are masked."""
+
+PREFILL_ROWS = 256
+"""Prompt tokens a pass. Bounds the memory of a long prompt, and the time until a closed run stops."""
+
+
+class Session:
+    """One per run; nothing is stored on the model, so visitors never meet.
+
+    length: cache entries that count. hidden: [rows, d_model] last hidden states of the last pass where asked for.
+    width: rows of every pass made by `score` (padded on the right, rolled back), 0 = as many as there are tokens.
+        A fixed width with a rounded key length makes a position's logits independent of how many tokens are checked
+        with it, which is what bit-exact verification rests on.
+    """
+
+    def __init__(self, model: Any, *, capacity: int, width: int = 0, keep_hidden: bool = False) -> None:
+        """
+        Args:
+            model: a transformers causal LM in eval mode.
+            capacity: most tokens the sequence may hold; passes may be `width` rows longer.
+        Raises:
+            CacheNotCroppableError: the model's past cannot be rolled back.
+        """
+        check_croppable(model, capacity)
+        config = model.config.get_text_config(decoder=True)
+        room = -(-(capacity + max(width, 1) + KEY_BLOCK) // KEY_BLOCK) * KEY_BLOCK
+        self.width = width
+        self.hidden: Tensor | None = None
+        self.rows = 0
+        self._model = model
+        self._cache = InPlaceCache(config.num_hidden_layers, room)
+        self._keep_hidden = keep_hidden
+        self._last_position = int(getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
+        self._device = next(model.parameters()).device
+        self._bool_mask = getattr(config, "_attn_implementation", "sdpa") == "sdpa"
+        self._mask_dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._can_keep = "logits_to_keep" in accepted
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the cache entries that count."""
+        return self._cache.num_bytes
+
+    def extend(self, token_ids: Sequence[int], *, num_logits: int = 1) -> Tensor:
+        """Append tokens for good, as many rows as there are tokens.
+
+        Returns:
+            [num_logits, vocab] logits of the last `num_logits` tokens.
+        """
+        assert token_ids, "nothing to append"
+        for start in range(0, len(token_ids), PREFILL_ROWS):
+            block = token_ids[start : start + PREFILL_ROWS]
+            rows = len(block)
+            key_len = self.length + rows
+            positions = list(range(self.length, key_len))
+            logits = self._pass(block, positions, self._chain_mask(rows, key_len), key_len, min(num_logits, rows))
+            self._cache.commit(rows)
+        return logits
+
+    def score(self, root: int, token_ids: Tensor, parents: Sequence[int]) -> Tensor:
+        """Logits for the last committed token and for every drafted one, in one pass that counts for nothing yet.
+
+        Args:
+            root: the last committed token, which is not in the cache. token_ids: [n] int64. parents: [n].
+        Returns:
+            [n + 1, vocab]; row 0 belongs to root, row i + 1 to node i and sees only its own path.
+        """
+        n = len(parents)
+        chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        rows, key_len = n + 1, self.length + n + 1
+        if self.width and chain:
+            assert n < self.width, "more drafted tokens than the width has room for"
+            rows = self.width
+            key_len = -(-(self.length + rows) // KEY_BLOCK) * KEY_BLOCK
+        self.rows = rows
+        ids = [root, *token_ids.tolist()]
+        ids += [ids[-1]] * (rows - len(ids))
+        if chain:
+            positions = list(range(self.length, self.length + rows))
+            mask = self._chain_mask(rows, key_len)
+        else:
+            depths = [0]
+            for parent in parents:
+                depths.append(depths[parent + 1] + 1)
+            positions = [self.length + depth for depth in depths]
+            mask = self._tree_mask(parents, key_len)
+        return self._pass(ids, positions, mask, key_len, n + 1 if rows == n + 1 else rows)[: n + 1]
+
+    def keep_path(self, nodes: Sequence[int]) -> None:
+        """After `score`: keep root and this root-to-node path, drop the rest."""
+        start = self.length + 1
+        if any(node != i for i, node in enumerate(nodes)):
+            with torch.inference_mode():
+                self._cache.gather([start + node for node in nodes], start)
+        self._cache.commit(1 + len(nodes))
+
+    def roll_back(self, length: int) -> None:
+        """Forget everything from token `length` on."""
+        self._cache.roll_back(length)
+
+    def close(self) -> None:
+        """Free the keys and values."""
+        self._cache = InPlaceCache(0, 0)
+        self._model = None
+        self.hidden = None
+
+    # --- one pass ---------------------------------------------------------------------------------------------
+
+    def _pass(self, ids: Sequence[int], positions: list[int], mask: Tensor, key_len: int, num_logits: int) -> Tensor:
+        self._cache.open(len(ids), key_len)
+        # Learned position tables end; a padding row past the end takes the last valid place, nobody reads it.
+        positions = [min(position, self._last_position) for position in positions]
+        arguments: dict[str, Any] = {
+            "input_ids": torch.tensor([list(ids)], device=self._device),
+            "position_ids": torch.tensor([positions], device=self._device),
+            "attention_mask": mask,
+            self._cache_name: self._cache.handle,
+            "use_cache": True,
+        }
+        if self._can_keep:
+            arguments["logits_to_keep"] = num_logits
+        if self._keep_hidden:
+            arguments["output_hidden_states"] = True
+        with torch.inference_mode():
+            output = self._model(**arguments)
+            if self._keep_hidden:
+                self.hidden = output.hidden_states[-1][0]
+            logits: Tensor = output.logits[0, -num_logits:]
+        return logits
+
+    def _chain_mask(self, rows: int, key_len: int) -> Tensor:
+        """[1, 1, rows, key_len]: each row sees the cache and the rows up to itself."""
+        last_seen = torch.arange(self.length, self.length + rows, device=self._device)
+        return self._as_mask(torch.arange(key_len, device=self._device) <= last_seen[:, None])
+
+    def _tree_mask(self, parents: Sequence[int], key_len: int) -> Tensor:
+        """[1, 1, n + 1, key_len]: each row sees the cache, the root, its ancestors and itself."""
+        rows = len(parents) + 1
+        seen = torch.zeros(rows, key_len, dtype=torch.bool)
+        seen[:, : self.length + 1] = True
+        for node, parent in enumerate(parents):
+            seen[node + 1] |= seen[parent + 1]
+            seen[node + 1, self.length + 1 + node] = True
+        return self._as_mask(seen.to(self._device))
+
+    def _as_mask(self, seen: Tensor) -> Tensor:
+        seen = seen[None, None]
+        if self._bool_mask:
+            return seen
+        blocked = torch.finfo(self._mask_dtype).min  # eager attention adds its mask
+        return torch.zeros(seen.shape, dtype=self._mask_dtype, device=seen.device).masked_fill(~seen, blocked)

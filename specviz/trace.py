@@ -1,0 +1,181 @@
+"""A run as a file: JSON Lines, a header first, then one event a line. Also to pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from specviz.errors import TraceError
+from specviz.events import SCHEMA_VERSION, Event, RunFinished, RunStarted, StepDone, event_from_json, event_to_json
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["MAX_BYTES", "MAX_LINE", "Trace", "dump_trace", "load_trace", "parse_trace", "steps_frame", "tokens_frame", "write_events"]
+
+MAX_BYTES = 64_000_000
+MAX_LINE = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run. plain: events of the plain run measured beside it, empty if none.
+
+    damage: in words where reading stopped early, "" if the file was whole.
+    """
+
+    events: tuple[Event, ...]
+    plain: tuple[Event, ...] = ()
+    damage: str = ""
+
+    @property
+    def started(self) -> RunStarted:
+        first = self.events[0]
+        assert isinstance(first, RunStarted)
+        return first
+
+
+def dump_trace(events: Iterable[Event], plain: Iterable[Event] = ()) -> str:
+    """The whole file as text: header, the run's events, then the plain run's, marked "of": "plain"."""
+    lines = [_line({"type": "SpecvizTrace", "schema_version": SCHEMA_VERSION})]
+    lines += [_line(event_to_json(event)) for event in events]
+    lines += [_line({"of": "plain"} | event_to_json(event)) for event in plain]
+    return "\n".join(lines) + "\n"
+
+
+def write_events(events: Iterable[Event], file: IO[str]) -> Iterator[Event]:
+    """Write each event as it passes through, so that a run that is cut short leaves what it had."""
+    file.write(_line({"type": "SpecvizTrace", "schema_version": SCHEMA_VERSION}) + "\n")
+    for event in events:
+        file.write(_line(event_to_json(event)) + "\n")
+        yield event
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read a trace file. Raises TraceError: missing, too large, not a trace, or of an unknown schema."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise TraceError(f"The trace has {size / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be opened.")
+        return parse_trace(path.read_bytes())
+    except OSError as error:
+        raise TraceError(f"The trace {path.name!r} cannot be read: {error.strerror or error}.") from error
+
+
+def parse_trace(data: bytes) -> Trace:
+    """A trace from the bytes of its file. A damaged file opens up to the damage and says so.
+
+    Raises:
+        TraceError: no header, an unknown schema version, or not one whole event.
+    """
+    if len(data) > MAX_BYTES:
+        raise TraceError(f"The trace has {len(data) / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be opened.")
+    lines = data.split(b"\n")
+    _check_header(lines[0])
+    runs: dict[str, list[Event]] = {"run": [], "plain": []}
+    damage = ""
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        try:
+            of, event = _parse_line(line)
+            _check_order(runs[of], event)
+        except TraceError as error:
+            damage = f"Line {number} is damaged ({error}) Shown is what stands before it."
+            break
+        runs[of].append(event)
+    if not runs["run"]:
+        raise TraceError(f"The trace holds no run. {damage}".strip())
+    if not damage and not isinstance(runs["run"][-1], RunFinished):
+        damage = "The file ends before the run does. Shown is what is there."
+    plain = runs["plain"] if runs["plain"] and isinstance(runs["plain"][-1], RunFinished) else []
+    return Trace(tuple(runs["run"]), tuple(plain), damage)
+
+
+def steps_frame(events: Iterable[Event]) -> pandas.DataFrame:
+    """One row a step: counts, times in seconds, note."""
+    import pandas
+
+    rows = []
+    for event in events:
+        if isinstance(event, StepDone):
+            row = event_to_json(event)
+            for heavy in ("type", "drafted", "emitted"):
+                row.pop(heavy, None)
+            rows.append(row | {"num_emitted": len(event.emitted), "text": "".join(t.text for t in event.emitted)})
+    return pandas.DataFrame(rows)
+
+
+def tokens_frame(events: Iterable[Event]) -> pandas.DataFrame:
+    """One row a drafted or emitted token: step, role, text, fate or origin, probabilities, coin."""
+    import pandas
+
+    rows: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, StepDone):
+            for role, tokens in (("drafted", event.drafted), ("emitted", event.emitted)):
+                for place, token in enumerate(tokens):
+                    fields = {key: value for key, value in event_to_json_token(token).items() if not key.endswith("_top")}
+                    rows.append({"step": event.index, "role": role, "place": place} | fields)
+    return pandas.DataFrame(rows)
+
+
+def event_to_json_token(token: Any) -> dict[str, Any]:
+    """All fields of a token, defaults included."""
+    return {name: getattr(token, name) for name in type(token).__dataclass_fields__}
+
+
+def _line(data: dict[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _check_header(line: bytes) -> None:
+    try:
+        header = _loads(line)
+    except TraceError as error:
+        raise TraceError("This is no specviz trace: its first line is not a header.") from error
+    if header.get("type") != "SpecvizTrace":
+        raise TraceError("This is no specviz trace: its first line is not a header.")
+    version = header.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise TraceError(f"The trace has schema version {str(version)[:20]}; this specviz reads {SCHEMA_VERSION}.")
+
+
+def _parse_line(line: bytes) -> tuple[str, Event]:
+    data = _loads(line)
+    of = data.pop("of", "run")
+    if of not in ("run", "plain"):
+        raise TraceError("unknown run.")
+    return of, event_from_json(data)
+
+
+def _check_order(before: list[Event], event: Event) -> None:
+    """A run starts once, ends once, and its steps count up from 1."""
+    if isinstance(event, RunStarted) == bool(before) or (before and isinstance(before[-1], RunFinished)):
+        raise TraceError("the events are out of order.")
+    if isinstance(event, StepDone):
+        last = before[-1]
+        if event.index != (last.index + 1 if isinstance(last, StepDone) else 1):
+            raise TraceError("a step is missing.")
+        if any(not -1 <= token.parent < i for i, token in enumerate(event.drafted)):
+            raise TraceError("a drafted token names a parent that does not precede it.")
+
+
+def _loads(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE:
+        raise TraceError("the line is too long.")
+    try:
+        data = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise TraceError("not valid JSON.") from error
+    if not isinstance(data, dict):
+        raise TraceError("not a JSON object.")
+    return data
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,135 @@
+"""From events to what the page reads: small JSON deltas, numbered, at most UPDATES_PER_S a second.
+
+A delta is one JSON object with any of these keys besides `run` and `seq`:
+
+    run, seq    run id; number of the delta within the run, from 0 without gaps. The last one may arrive twice.
+    mode        "live" or "recorded"; a recorded run arrives whole and the page plays it on its own clock
+    status      {"text", "fraction"}: what goes on before, between and after steps (loading, queued, plain run, done)
+    start       RunStarted as JSON
+    prefill     PrefillDone as JSON
+    steps       list of StepDone as JSON, each with "series": cumulative values after that step, for the live charts
+    counters    all counts and rates so far (`Counters.to_json`)
+    positions   {"conditional": [...], "unconditional": [...]}, with `finish`
+    finish      RunFinished as JSON
+    plain       Baseline as JSON, once it has been measured
+    verdict     headline, rest, detail, reason, kind, speed_up (`words.verdict`)
+    error       a sentence for the visitor
+
+JavaScript adds nothing up: every number it shows is in here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
+from specviz.metrics import Baseline, Counters
+from specviz.ui.words import finish_sentence, progress_sentence, verdict
+
+__all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "recorded_delta"]
+
+UPDATES_PER_S = 14.0
+
+
+class DeltaEncoder:
+    """Folds events into numbered deltas of one run. Holds no text of the run but what the next delta carries."""
+
+    def __init__(self, run_id: str, mode: str = "live") -> None:
+        self.run_id = run_id
+        self.mode = mode
+        self.counters = Counters()
+        self.started: RunStarted | None = None
+        self.finished: RunFinished | None = None
+        self.plain: Baseline | None = None
+        self._seq = -1
+
+    def encode(self, events: Iterable[Event], **extra: Any) -> str:
+        """One delta for these events; `extra` keys are put in as they are."""
+        delta: dict[str, Any] = {"mode": self.mode}
+        steps = []
+        for event in events:
+            self.counters.update(event)
+            if isinstance(event, RunStarted):
+                self.started, delta["start"] = event, event_to_json(event)
+            elif isinstance(event, PrefillDone):
+                delta["prefill"] = event_to_json(event)
+            elif isinstance(event, StepDone):
+                steps.append(event_to_json(event) | {"series": self._series()})
+            else:
+                self.finished, delta["finish"] = event, event_to_json(event)
+        if steps:
+            delta["steps"] = steps
+            delta["status"] = {"text": progress_sentence(self.counters), "fraction": None}
+        if steps or "finish" in delta:
+            delta["counters"] = self.counters.to_json()
+        if self.finished is not None and "finish" in delta:
+            delta["status"] = {"text": finish_sentence(self.finished), "fraction": None}
+            delta["positions"] = {
+                "conditional": self.counters.by_position(),
+                "unconditional": self.counters.by_position(unconditional=True),
+            }
+            delta |= self._verdict()
+        return self._pack(delta | extra)
+
+    def encode_plain(self, plain: Baseline, **extra: Any) -> str:
+        """The delta that carries a measured baseline and the verdict that follows from it."""
+        self.plain = plain
+        return self._pack({"mode": self.mode, "plain": plain.to_json()} | self._verdict() | extra)
+
+    def status(self, text: str, fraction: float | None = None, **extra: Any) -> str:
+        """A delta that only says what is going on."""
+        return self._pack({"mode": self.mode, "status": {"text": text, "fraction": fraction}} | extra)
+
+    def error(self, text: str) -> str:
+        """A delta that shows a sentence as normal content of the page."""
+        return self._pack({"mode": self.mode, "error": text, "status": {"text": text, "fraction": None}})
+
+    def _series(self) -> dict[str, Any]:
+        c = self.counters
+        return {
+            "alpha": c.alpha,
+            "rolling_alpha": c.rolling_alpha,
+            "tokens_per_s": c.decode_tokens_per_s,
+            "rolling_tokens_per_s": c.rolling_tokens_per_s,
+            "num_tokens": c.num_tokens,
+            "decode_s": c.decode_s,
+        }
+
+    def _verdict(self) -> dict[str, Any]:
+        return {} if self.started is None else {"verdict": verdict(self.started, self.counters, self.plain)}
+
+    def _pack(self, delta: dict[str, Any]) -> str:
+        self._seq += 1
+        return json.dumps({"run": self.run_id, "seq": self._seq} | delta, separators=(",", ":"), allow_nan=False)
+
+
+def coalesce(encoder: DeltaEncoder, events: Iterable[Event], per_second: float = UPDATES_PER_S) -> Iterator[str]:
+    """Deltas of a live run: the first event at once, then everything since the last delta, per_second times a second.
+
+    A closed consumer closes `events` too, so that the run's memory is freed.
+    """
+    waiting: list[Event] = []
+    last = 0.0
+    try:
+        for event in events:
+            waiting.append(event)
+            now = time.perf_counter()
+            if not isinstance(event, StepDone) or now - last >= 1.0 / per_second:
+                yield encoder.encode(waiting)
+                waiting, last = [], now
+        if waiting:
+            yield encoder.encode(waiting)
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+
+
+def recorded_delta(events: Iterable[Event], plain: Baseline | None, name: str) -> str:
+    """A whole recorded run as one delta, with the verdict it ended in; the page plays it by itself."""
+    encoder = DeltaEncoder(name, "recorded")
+    encoder.plain = plain
+    return encoder.encode(events, **({"plain": plain.to_json()} if plain else {}))

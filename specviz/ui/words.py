@@ -1,0 +1,106 @@
+"""The sentences of the page: everyday words first, the symbol after. Pure functions of counters; no formula in JavaScript."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specviz.events import FinishReason, RunFinished, RunStarted
+from specviz.metrics import Baseline, Counters
+
+__all__ = ["finish_sentence", "progress_sentence", "verdict"]
+
+EQUAL_WITHIN = 0.03
+"""Speed-ups within 3 % of 1 read as "as fast as plain": two runs of the same work differ by as much here."""
+
+_REASONS: dict[FinishReason, str] = {
+    "eos": "The model ended its answer.",
+    "stop": "A stop text was reached.",
+    "length": "The length limit was reached.",
+    "context": "The model's context is full.",
+    "time": "The time limit was reached. What is there stays.",
+    "cancelled": "What is there stays.",
+    "error": "The run ended early.",
+}
+
+
+def progress_sentence(counters: Counters) -> str:
+    """ "45 tokens in 14 steps" while a run goes on."""
+    return f"{_count(counters.num_tokens, 'token')} in {_count(counters.num_steps, 'step')}"
+
+
+def finish_sentence(finished: RunFinished) -> str:
+    """ "Finished: 106 tokens in 34 steps, 1.74 s. The model ended its answer." """
+    size = f"{_count(finished.num_tokens, 'token')} in {_count(finished.num_steps, 'step')}, {finished.decode_s:.2f} s"
+    head = {"cancelled": "Stopped after", "error": "Failed after", "time": "Stopped after"}.get(finished.reason, "Finished:")
+    return f"{head} {size}. {finished.message or _REASONS[finished.reason]}"
+
+
+def verdict(started: RunStarted, counters: Counters, plain: Baseline | None) -> dict[str, Any]:
+    """The answer of the page in words.
+
+    Returns:
+        kind: faster, equal, slower or none; speed_up: run tokens/s over plain tokens/s, or None; headline, rest and
+        detail: three texts; reason: why a slowdown is one, else "".
+    """
+    rate = counters.decode_tokens_per_s
+    base = plain.tokens_per_s if plain else None
+    how = f"{_how(started)} {_promise(started)}"
+    if rate is None:
+        return _verdict("none", None, "No tokens", "", how)
+    if base is None:
+        what = "Measure plain decoding to see the speed-up." if started.method != "plain" else "This is the baseline."
+        return _verdict("none", None, f"{rate:.1f} tokens a second", "", f"{what} {how}")
+    ratio = rate / base
+    detail = f"{rate:.1f} against {base:.1f} tokens a second, measured one after the other on this machine. {how}"
+    if abs(ratio - 1.0) <= EQUAL_WITHIN:
+        return _verdict("equal", ratio, f"{ratio:.2f}×", "as fast as plain decoding of the same prompt", detail)
+    if ratio > 1.0:
+        return _verdict("faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail)
+    reason = _why_slow(counters, plain)
+    return _verdict("slower", ratio, f"{ratio:.2f}×: slower", "than plain decoding of the same prompt", detail, reason)
+
+
+def _why_slow(counters: Counters, plain: Baseline | None) -> str:
+    """The largest of the three costs that can eat the gain, in the run's own numbers."""
+    plain_s = plain.s_per_token if plain else None
+    if not counters.num_drafting_steps:
+        return "Nothing was drafted, so every step wrote one token."
+    alpha = counters.alpha
+    kept = "" if alpha is None else f"{counters.num_accepted} of {counters.num_tested} tested tokens were kept (α {alpha:.2f})"
+    if plain_s is None or counters.draft_s_per_token is None:
+        return f"{kept}." if kept else ""
+    c = counters.draft_s_per_token / plain_s
+    v = counters.verify_s / counters.num_steps / plain_s
+    drafting = counters.draft_s / counters.num_steps / plain_s
+    if drafting > 0.5 * (counters.acceptance_length or 1.0) or c >= 0.9:
+        return (
+            f"The guesses cost too much: one drafted token takes {c:.2f} of a plain step, "
+            f"so the draft alone eats {drafting:.1f} plain steps in every step. {kept}."
+        )
+    if (counters.coverage or 0.0) < 0.5:
+        return f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft, and checking takes {v:.2f} of a plain step."
+    if alpha is not None and alpha < 0.5:
+        return f"Too few guesses are right: {kept}, and checking takes {v:.2f} of a plain step."
+    return f"Checking takes {v:.2f} of a plain step and drafting {drafting:.2f}; {kept}."
+
+
+def _how(started: RunStarted) -> str:
+    temperature = started.settings.get("temperature", 0)
+    chosen = "Greedy" if not temperature or temperature < 1e-3 else f"Sampled at T = {temperature:g}"
+    return f"{chosen}, {started.dtype}."
+
+
+def _promise(started: RunStarted) -> str:
+    return {
+        "exact": "Exact: the text of plain decoding to the bit.",
+        "lossless": "Lossless: the target's own distribution.",
+        "approximate": "Approximate: the rule changes the target's distribution.",
+    }[started.exactness]
+
+
+def _verdict(kind: str, ratio: float | None, headline: str, rest: str, detail: str, reason: str = "") -> dict[str, Any]:
+    return {"kind": kind, "speed_up": ratio, "headline": headline, "rest": rest, "detail": detail, "reason": reason}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,134 @@
+"""Which drafted tokens the target keeps. Pure functions of logits, a proposal and a random stream.
+
+Greedy: keep while the drafted token is the target's first choice.
+Sampling: speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2), and for the siblings
+of a tree its two multi-candidate forms: tokens drawn from q, and tokens chosen without a draw (point masses).
+All of them leave the target's own distribution untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specviz.config import SamplingParams
+from specviz.events import Origin
+from specviz.proposal import Proposal, Trial, Verdict
+from specviz.sampling import choose, coin, draw, own_probability, probabilities, residual
+
+__all__ = ["verify_greedy", "verify_sampling"]
+
+
+def verify_greedy(
+    proposal: Proposal, logits: Tensor, params: SamplingParams, history: Sequence[int], *, detail: bool = False
+) -> Verdict:
+    """The longest path on which every token is the target's first choice, and the target's token behind it.
+
+    Args:
+        logits: [n + 1, vocab]; row 0 belongs to the last committed token, row i + 1 to node i.
+        history: every committed id, for the repetition penalty; drafted tokens on the path are added on the way.
+    """
+    children = proposal.children_of()
+    firsts = logits.argmax(-1).tolist() if params.repetition_penalty == 1.0 else None
+    path: list[int] = []
+    trials: list[Trial] = []
+    seen = list(history)
+    node = -1
+    while True:
+        row = logits[node + 1]
+        first = firsts[node + 1] if firsts is not None else choose(row, params, seen)
+        kept = None
+        for child in children.get(node, ()):
+            token = int(proposal.token_ids[child])
+            accepted = token == first
+            dist = torch.softmax(row.float(), -1) if detail else None
+            trials.append(Trial(child, accepted, own_probability(row, token), target_dist=dist))
+            if accepted:
+                kept = child
+                break
+        if kept is None:
+            origin = _origin(children, node)
+            return Verdict(tuple(path), first, origin, tuple(trials), own_probability(row, first))
+        path.append(kept)
+        seen.append(first)
+        node = kept
+
+
+def verify_sampling(
+    proposal: Proposal,
+    logits: Tensor,
+    params: SamplingParams,
+    history: Sequence[int],
+    rng: torch.Generator,
+    *,
+    detail: bool = False,
+) -> Verdict:
+    """Keep drafted tokens so that what is emitted follows the target's distribution exactly.
+
+    Arguments as in `verify_greedy`. Siblings are tried in turn. Drawn from q (`proposal.probs`, with siblings drawn
+    before left out): accept with min(1, p/q), else p becomes norm(max(p - q, 0)). Chosen (`probs` None): accept with
+    p(x), else x is taken out of p. The coin must fall below, not on, the threshold: p = 0 is never accepted.
+    """
+    children = proposal.children_of()
+    path: list[int] = []
+    trials: list[Trial] = []
+    seen = list(history)
+    node = -1
+    while True:
+        p = probabilities(logits[node + 1], params, seen)
+        kept = None
+        for child in children.get(node, ()):
+            trial, p_after = _try(proposal, child, p, rng, detail)
+            trials.append(trial)
+            if trial.accepted:
+                kept = child
+                break
+            p = p_after
+        if kept is None:
+            token = draw(p, rng)
+            return Verdict(tuple(path), token, _origin(children, node), tuple(trials), float(p[token]))
+        path.append(kept)
+        seen.append(int(proposal.token_ids[kept]))
+        node = kept
+
+
+def _try(proposal: Proposal, child: int, p: Tensor, rng: torch.Generator, detail: bool) -> tuple[Trial, Tensor]:
+    """One coin for one token: the trial, and what p becomes if it is refused."""
+    token = int(proposal.token_ids[child])
+    p_token = float(p[token]) if 0 <= token < p.shape[-1] else 0.0
+    if proposal.probs is None:
+        q, q_token, accept_prob, overlap = None, 1.0, p_token, p_token
+        after = p.clone()
+        if p_token > 0:
+            after[token] = 0.0
+        total = after.sum()
+        after = after / total if total > 0 else p
+    else:
+        q = proposal.probs[child].to(p.dtype)
+        q_token = float(q[token]) if 0 <= token < q.shape[-1] else 0.0
+        accept_prob = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+        overlap = float(torch.minimum(p, q).sum())
+        after = residual(p, q)
+    toss = coin(rng)
+    trial = Trial(
+        child,
+        toss < accept_prob,
+        p_token,
+        q_token,
+        accept_prob,
+        toss,
+        overlap,
+        p if detail else None,
+        q if detail else None,
+        after if detail else None,
+    )
+    return trial, after
+
+
+def _origin(children: dict[int, list[int]], node: int) -> Origin:
+    """corrected where a candidate was refused, bonus behind the last kept one, target where nothing was drafted."""
+    if children.get(node):
+        return "corrected"
+    return "bonus" if children else "target"

@@ -1,0 +1,91 @@
+"""Chromium for tests: where it is, and a page that reports console errors and requests that leave this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+__all__ = ["ChromiumPage", "chromium_path", "open_page"]
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+)
+_LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]"}
+
+
+@cache
+def chromium_path() -> str | None:
+    """SPECVIZ_CHROMIUM, else a Chromium on PATH, else the one that Playwright downloaded, else None."""
+    candidates = [os.environ.get("SPECVIZ_CHROMIUM"), *map(shutil.which, _NAMES)]
+    try:
+        from playwright.sync_api import sync_playwright
+
+        with sync_playwright() as playwright:
+            candidates.append(playwright.chromium.executable_path)
+    except Exception:  # Playwright is missing or cannot start: then there is nothing to open a page with
+        return None
+    return next((path for path in candidates if path and Path(path).is_file()), None)
+
+
+@dataclass
+class ChromiumPage:
+    """A page of a fresh profile and what it did: messages of its console, errors among them, requests to elsewhere."""
+
+    page: Any
+    messages: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+    def watch(self) -> None:
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._on_request)
+
+    def _on_console(self, message: Any) -> None:
+        self.messages.append(f"{message.type}: {message.text}")
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def _on_request(self, request: Any) -> None:
+        url = urlsplit(request.url)
+        if url.scheme in ("http", "https", "ws", "wss") and (url.hostname or "") not in _LOOPBACK:
+            self.outside.append(request.url)
+
+
+@contextmanager
+def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
+    """A page in a new Chromium with an empty profile; `context` goes to `new_context` (viewport, color_scheme, ...).
+
+    Skips the test, saying why, where there is no Chromium.
+    """
+    path = chromium_path()
+    if path is None:
+        pytest.skip("No Chromium: set SPECVIZ_CHROMIUM, or run `playwright install chromium`.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGS))
+        try:
+            watched = ChromiumPage(browser.new_context(**context).new_page())
+            watched.watch()
+            if url is not None:
+                watched.page.goto(url)
+            yield watched
+        finally:
+            browser.close()
