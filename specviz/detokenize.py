@@ -62,7 +62,7 @@ class Detokenizer:
     The pushed pieces and `finish()` join to `tokenizer.decode(ids, skip_special_tokens=False,
     clean_up_tokenization_spaces=False)`. That holds for every sequence of ids where the decoder is one of the two usual
     kinds; for the others as long as a token changes no text behind the tokens just before it.
-    Ids that the tokenizer does not have (a padded output layer, -1) add nothing, as in `decode`, and raise nothing.
+    Ids that the tokenizer does not have (a padded output layer, -1) add nothing and raise nothing.
     """
 
     __slots__ = ("_stream", "_tokens")

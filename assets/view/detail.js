@@ -136,10 +136,10 @@ function cardRow(token, fate, picture) {
   const { key, own } = FATES[fate];
   const text = word(token, own ? 'own' : '');
   const row = el('li', key, mark(key), key === 'r' ? el('s', '', text) : el('span', '', text), picture);
-  const numbers = [];
-  if (token.draft_prob != null) numbers.push(`draft ${fixed(token.draft_prob, 2)}`);
-  if (token.target_prob != null) numbers.push(`target ${fixed(token.target_prob, 2)}`);
-  if (hasCoin(token)) numbers.push(`coin ${fixed(token.coin, 2)}`);
-  if (numbers.length) row.append(el('small', '', numbers.join(' · ')));
+  const models = [];
+  if (token.draft_prob != null) models.push(`draft ${fixed(token.draft_prob, 2)}`);
+  if (token.target_prob != null) models.push(`target ${fixed(token.target_prob, 2)}`);
+  if (models.length || hasCoin(token)) row.append(el('small', '', el('span', '', models.join(' · '))));
+  if (hasCoin(token)) row.lastChild.append(el('span', 'roomy', `chance ${fixed(token.accept_prob, 2)}`), el('span', '', `coin ${fixed(token.coin, 2)}`));
   return row;
 }

@@ -134,7 +134,9 @@ def custom_pair(target: str, draft: str | None = None, *, draft_quant: str = "nf
     """
     check_quant(draft_quant)
     sources = [_custom_source(text, local) for text in (target, draft) if text is not None]
-    name = "--".join(re.sub(r"[^A-Za-z0-9._-]+", "--", f"{s.repo}@{s.revision}" if s.revision else s.repo) for s in sources)
+    name = "--".join(
+        re.sub(r"[^A-Za-z0-9._-]+", "--", f"{s.repo}@{s.revision}" if s.revision else s.repo) for s in sources
+    )
     return ModelPair(
         name=f"custom--{name}",
         title=" with ".join(source.name for source in sources),

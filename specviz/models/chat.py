@@ -22,8 +22,8 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 def encode_prompt(tokenizer: Any, text: str, raw: bool) -> tuple[list[int], list[str]]:
     """The ids of a prompt, at least one, and notes in sentences about what was done to it.
 
-    With a chat template the text becomes the user's turn. Control tokens typed in it stay text: they cannot end the turn
-    or forge another one (case 88). Without a template (case 114), or with `raw`, the text is encoded as it stands.
+    With a chat template the text becomes the user's turn. Control tokens typed in it stay text: they cannot end the
+    turn or forge another one (case 88). Without a template (case 114), or with `raw`, it is encoded as it stands.
 
     Raises:
         ConfigError: nothing to start from, as the prompt is empty and the model has no start token (case 118).

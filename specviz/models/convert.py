@@ -126,7 +126,7 @@ def check_tokenizer(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Keep progress bars and advice of the model libraries off the terminal: nothing in them is for the user to do."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
     level, hub_bars, bars = logging.get_verbosity(), are_progress_bars_disabled(), logging.is_progress_bar_enabled()

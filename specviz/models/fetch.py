@@ -50,6 +50,8 @@ HUB_FILES = (
 HUB_ENDPOINT: str | None = None
 """Another address of the Hub, for tests; None is the library's own (which reads HF_ENDPOINT)."""
 
+HUB_TIMEOUT_S = 20.0
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -120,9 +122,7 @@ def fetch_pair(name: str | ModelPair, source: str = "auto", progress: Progress |
                 if not _is_complete(part_folder(pair, part), weights):
                     _fetch_part(weights, part_folder(pair, part), report)
     except PermissionError as error:
-        raise ModelLoadError(
-            f"The folder {home} cannot be written. Set SPECVIZ_CACHE to a folder that can."
-        ) from error
+        raise ModelLoadError(f"The folder {home} cannot be written. Set SPECVIZ_CACHE to a folder that can.") from error
     except OSError as error:
         raise ModelLoadError(f"The weights could not be stored in {home}: {error.strerror or error}.") from error
     report("The weights are ready", 1.0)
@@ -295,7 +295,7 @@ def _from_hub(source: WeightSource, staging: Path, report: Progress) -> Provenan
             try:
                 commit = source.revision
                 if not _COMMIT.fullmatch(commit):
-                    info = HfApi(endpoint=HUB_ENDPOINT).model_info(source.repo, revision=commit, timeout=20)
+                    info = HfApi(endpoint=HUB_ENDPOINT).model_info(source.repo, revision=commit, timeout=HUB_TIMEOUT_S)
                     commit = info.sha or commit
                 snapshot_download(
                     source.repo,
@@ -388,12 +388,12 @@ def _tqdm_class(source: WeightSource, report: Progress) -> Any:
     """A progress bar for the Hub library that draws nothing and reports the bytes."""
     from tqdm.auto import tqdm
 
-    class Reporter(tqdm):  # type: ignore[type-arg]
+    class Reporter(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)  # the Hub library's own addition
             super().__init__(*args, **{**kwargs, "disable": False, "file": _Nowhere()})
 
-        def update(self, n: float | None = 1) -> bool | None:
+        def update(self, n: float | None = 1) -> Any:
             shown = super().update(n)
             if self.unit == "B" and self.total:
                 done, total = self.n / 1e6, max(self.total, source.num_bytes) / 1e6
@@ -429,7 +429,7 @@ def _require_sha256(path: Path, expected: str, what: str) -> None:
     found = _sha256(path)
     if found != expected:
         raise ModelLoadError(
-            f"{what} is not the one specviz was measured with: its SHA-256 is {found[:16]}…, expected {expected[:16]}…. "
+            f"{what} is not the one specviz was measured with: its SHA-256 is {found[:16]}…, not {expected[:16]}…. "
             "The download is damaged or was replaced; it was not used. Try again."
         )
 

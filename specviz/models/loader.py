@@ -36,7 +36,7 @@ DEFAULT_CONTEXT = 2048
 class LoadedPair:
     """A pair in memory.
 
-    target, draft: transformers causal LMs in eval mode without gradients, on `device`. draft is None until `load_draft`.
+    target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None until `load_draft`.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -205,9 +205,11 @@ def _own_memory(model: Any) -> None:
 
 def _guarded(source: WeightSource, load: Any) -> Any:
     """Run a library's load; what it raises becomes one sentence with the model's name."""
+    from safetensors import SafetensorError
+
     try:
         return load()
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, ImportError, SafetensorError) as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text or "custom code" in text:
             raise ModelLoadError(
@@ -215,7 +217,9 @@ def _guarded(source: WeightSource, load: Any) -> Any:
                 "Choose a model of a kind that transformers knows."
             ) from error
         if isinstance(error, RuntimeError) and "out of memory" in text.lower():
-            raise ModelLoadError(f"The GPU ran out of memory while loading {source.name}. Choose a smaller pair.") from error
+            raise ModelLoadError(
+                f"The GPU ran out of memory while loading {source.name}. Choose a smaller pair."
+            ) from error
         raise ModelLoadError(f"{source.name} could not be loaded: {text[:300] or type(error).__name__}") from error
 
 
@@ -322,12 +326,14 @@ def _num_params(model: Any) -> int:
 
 
 def _max_context(config: Any) -> int:
-    lengths = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_sequence_length")]
+    lengths = [
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_sequence_length")
+    ]
     return next((int(length) for length in lengths if length), DEFAULT_CONTEXT)
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: of the generation config (maybe several), the config, the tokenizer, a chat turn."""
+    """Every id that ends an answer: by the generation config (maybe several), config, tokenizer, or as end of a turn."""
     found: set[int] = set()
     for value in (
         getattr(getattr(model, "generation_config", None), "eos_token_id", None),
@@ -342,8 +348,7 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _vocab_size(model: Any, tokenizer: Any) -> int:
     """Ids that stand for text. Output layers are often padded beyond them (case 110)."""
     known = max(tokenizer.get_vocab().values(), default=-1) + 1
-    rows = model.get_output_embeddings().weight.shape[0]
-    return min(known, rows)
+    return min(known, int(model.get_output_embeddings().weight.shape[0]))
 
 
 def _collect(device: torch.device) -> None:

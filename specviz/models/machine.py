@@ -34,7 +34,7 @@ class Machine:
     cuda_memory: int = 0
 
     def default_dtype(self) -> str:
-        """"bfloat16" where the hardware multiplies it, else "float32": emulated bfloat16 is slower than float32."""
+        """The number format to run in: bfloat16 where the hardware multiplies it, for emulated it is slow."""
         return "bfloat16" if self.amx_bf16 or self.avx512_bf16 or self.cuda else "float32"
 
     def default_device(self) -> str:
@@ -62,7 +62,9 @@ def probe() -> Machine:
     )
 
 
-def quota_cores(visible: int, cpu_max: str | None = None, cfs_quota: str | None = None, cfs_period: str | None = None) -> int:
+def quota_cores(
+    visible: int, cpu_max: str | None = None, cfs_quota: str | None = None, cfs_period: str | None = None
+) -> int:
     """Cores worth a thread each under a CPU quota, at least 1 (case 98).
 
     A started core is not counted: with 1.5 cores two threads would wait for each other, so 1.
@@ -72,7 +74,7 @@ def quota_cores(visible: int, cpu_max: str | None = None, cfs_quota: str | None 
         cpu_max: text of cgroup v2's cpu.max, "200000 100000" or "max 100000".
         cfs_quota, cfs_period: texts of cgroup v1's cpu.cfs_quota_us ("-1" is none) and cpu.cfs_period_us.
     """
-    quota, period = (cpu_max.split() + ["100000"])[:2] if cpu_max and cpu_max.split() else (cfs_quota, cfs_period)
+    quota, period = [*cpu_max.split(), "100000"][:2] if cpu_max and cpu_max.split() else (cfs_quota, cfs_period)
     try:
         cores = int(quota or "") / int(period or "")
     except (ValueError, ZeroDivisionError):  # no such file, or "max"
@@ -158,7 +160,9 @@ def _processor(cpuinfo: str) -> tuple[set[str], str]:
 
 
 def _memory() -> tuple[int, int]:
-    sizes = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB", _read("/proc/meminfo"))}
+    sizes = {
+        m[1]: int(m[2]) * 1024 for m in re.finditer(r"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB", _read("/proc/meminfo"))
+    }
     total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
     if not total and hasattr(os, "sysconf"):
         try:

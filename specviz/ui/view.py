@@ -19,11 +19,18 @@ _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = ("dom.js", "strip.js", "detail.js", "charts.js", "main.js")
 """In this order they are the body of one function, so each may use what stands before it."""
 
-VIEW_CSS = (_ASSETS / "view.css").read_text(encoding="utf-8")
-"""Design tokens and rules of the view; goes to `launch(css=...)`."""
 
-_TEMPLATE = (_ASSETS / "view" / "view.html").read_text(encoding="utf-8")
-_SCRIPT = "\n".join((_ASSETS / "view" / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+VIEW_CSS = _read("tokens.css")
+"""Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules travel in its template:
+`launch(css=...)` repeats each rule under a prefix of its own and drops `@container`, which would undo the narrow layout."""
+
+_TEMPLATE = f"<style>{_read('tokens.css')}{_read('view.css')}</style>\n{_read('view/view.html')}"
+_SCRIPT = "\n".join(_read(f"view/{name}") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:
