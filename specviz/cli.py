@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,9 @@ from typing import IO, Any
 from specviz.config import DEFAULT_WIDTH, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
-from specviz.metrics import Counters, fold
+from specviz.metrics import Baseline, Counters, fold
+from specviz.trace import plain_lines, write_events
+from specviz.words import verdict
 
 __all__ = ["main"]
 
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--time-limit", type=float, metavar="SECONDS", default=0.0, help="0 is off")
     run.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
     run.add_argument("--detail", action="store_true", help="record the five likeliest tokens of draft and target")
+    run.add_argument("--measure-plain", action="store_true", help="also decode plainly, one row a pass, and print the speed-up")
     run.add_argument("--trace", metavar="FILE", help="write the run as JSON Lines; with several prompts one after the other gets a number")
     run.add_argument("--json", action="store_true", help="one JSON object a prompt to standard output and nothing else")
     run.set_defaults(command=_run)
@@ -121,9 +125,16 @@ def _run(options: argparse.Namespace) -> int:
         pass
     failed = False
     for number, (name, prompt) in enumerate(prompts):
-        path = _trace_path(options.trace, number, len(prompts))
-        events = _traced(generator.stream(prompt, config), path)
-        result = list(events) if options.json else list(_show(events, sys.stdout))
+        with _trace_file(options.trace, number, len(prompts)) as file:
+            events: Iterable[Event] = generator.stream(prompt, config)
+            if file is not None:
+                events = write_events(events, file)
+            result = list(events) if options.json else list(_show(events, sys.stdout))
+            if options.measure_plain:
+                plain = list(generator.stream_plain(prompt, config))
+                if file is not None:
+                    file.write(plain_lines(plain))
+                print(_speed_up(result, plain), file=sys.stderr)
         finished = result[-1]
         assert isinstance(finished, RunFinished)
         if finished.reason == "error":
@@ -160,24 +171,27 @@ def _prompts(options: argparse.Namespace) -> list[tuple[str, str]]:
     return prompts
 
 
-def _trace_path(path: str | None, number: int, total: int) -> Path | None:
+@contextlib.contextmanager
+def _trace_file(path: str | None, number: int, total: int) -> Iterator[IO[str] | None]:
+    """The open trace file of one prompt, numbered where there are several; None where none is wanted."""
     if path is None:
-        return None
-    base = Path(path)
-    return base if total == 1 else base.with_name(f"{base.stem}-{number:03d}{base.suffix}")
-
-
-def _traced(events: Iterable[Event], path: Path | None) -> Iterator[Event]:
-    if path is None:
-        yield from events
+        yield None
         return
-    from specviz.trace import write_events
-
+    base = Path(path)
+    target = base if total == 1 else base.with_name(f"{base.stem}-{number:03d}{base.suffix}")
     try:
-        with path.open("w", encoding="utf-8") as file:
-            yield from write_events(events, file)
+        with target.open("w", encoding="utf-8") as file:
+            yield file
     except OSError as error:
-        raise ConfigError(f"The trace cannot be written to {path}: {error.strerror}.") from error
+        raise ConfigError(f"The trace cannot be written to {target}: {error.strerror}.") from error
+
+
+def _speed_up(events: list[Event], plain: list[Event]) -> str:
+    """The verdict of the page, as a line."""
+    started, baseline = events[0], Baseline.of(plain, events)
+    assert isinstance(started, RunStarted)
+    found = verdict(started, fold(events), baseline)
+    return " ".join(text for text in (found["headline"], found["rest"] + ".", found["reason"], found["detail"]) if text)
 
 
 def _summary(name: str, events: list[Event]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from specviz.errors import ConfigError
 
 __all__ = [
     "DEFAULT_WIDTH",
+    "DRAFT_QUANTS",
     "GREEDY_BELOW",
     "MAX_GAMMA",
     "MAX_NEW_TOKENS",
@@ -28,6 +29,9 @@ MAX_GAMMA = 15
 MAX_NEW_TOKENS = 4096
 DEFAULT_WIDTH = 8
 MAX_SEED = 2**63 - 1
+DRAFT_QUANTS = ("nf4", "bfloat16", "float32")
+"""How a draft's weights may be held: 4 bits by bitsandbytes, or in full."""
+
 VERIFY_RULES = ("auto",)
 """auto: greedy at temperature 0, else speculative sampling. Approximate rules join here under their own names."""
 
@@ -115,6 +119,9 @@ class RunConfig:
         _set(self, "time_limit_s", check_number("time limit", self.time_limit_s, 0.0, 86_400.0))
         if self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify must be one of {', '.join(VERIFY_RULES)}; got {str(self.verify)[:40]!r}.")
+        if self.draft_quant != "auto" and self.draft_quant not in DRAFT_QUANTS:
+            quants = ", ".join(DRAFT_QUANTS)
+            raise ConfigError(f"draft precision must be auto or one of {quants}; got {str(self.draft_quant)[:40]!r}.")
         _set(self, "stop", _stop_texts(self.stop))
 
     def require_width(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import operator
 import resource
 import secrets
 import shlex
@@ -28,18 +29,17 @@ from specviz.events import (
     Event,
     Exactness,
     FinishReason,
-    ModelInfo,
     PrefillDone,
     RunFinished,
     RunStarted,
     StepDone,
     TopToken,
 )
-from specviz.models.chat import encode_prompt
+from specviz.models.chat import clean_text, encode_prompt
 from specviz.models.exactness import ExactnessReport, check_exactness
 from specviz.models.loader import LoadedPair
 from specviz.models.machine import probe, versions
-from specviz.models.session import Session
+from specviz.models.session import MAX_NODES, Session
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
 from specviz.verify import verify_greedy, verify_sampling
@@ -59,6 +59,7 @@ class SpeculativeGenerator:
         self.loaded = loaded
         self._reports: dict[int, ExactnessReport] = {}
         self._machine = probe().to_json() | {"threads": torch.get_num_threads()}
+        self._versions = versions()  # reads package metadata, 15 ms: once, not before every first token
 
     def exactness_report(
         self, width: int = DEFAULT_WIDTH, progress: Callable[[float], None] | None = None
@@ -88,10 +89,9 @@ class SpeculativeGenerator:
             raise ConfigError(refusal)
         if isinstance(prompt, str):
             ids, notes = encode_prompt(self.loaded.tokenizer, prompt, config.raw)
+            prompt = clean_text(prompt)[0]  # events must be fit for UTF-8, which halves of characters are not
         else:
-            ids, notes = [int(i) for i in prompt], []
-            if not ids or not all(0 <= i < self.loaded.vocab_size for i in ids):
-                raise ConfigError(f"A prompt of ids needs at least one, each from 0 to {self.loaded.vocab_size - 1}.")
+            ids, notes = _checked_ids(prompt, self.loaded.vocab_size), []
         room = self.loaded.max_context - len(ids)
         if room < 1:
             raise ConfigError(
@@ -118,7 +118,7 @@ class SpeculativeGenerator:
             gamma=0 if method.name == "plain" else config.gamma,
             settings=_settings(config),
             machine=self._machine,
-            versions=versions(),
+            versions=self._versions,
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             pair=self.loaded.pair.name,
             device=str(self.loaded.device),
@@ -176,7 +176,9 @@ class _Clock:
 class _Run:
     """The state of one run."""
 
-    def __init__(self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int) -> None:
+    def __init__(
+        self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int
+    ) -> None:
         self.loaded = loaded
         self.drafter = drafter
         self.config = config
@@ -213,10 +215,12 @@ class _Run:
                     reason, message = "error", _explain(error)
                     break
                 yield step
-            yield self._finish(reason, message)
+            yield self._finish(reason, message or self._reason_in_words(reason))
         finally:
-            self.drafter.close()
-            self.session.close()
+            try:
+                self.drafter.close()
+            finally:
+                self.session.close()
 
     def _prefill(self) -> PrefillDone:
         self.clock.start()
@@ -249,7 +253,6 @@ class _Run:
         tokens, kept, pieces, reason = self._accept(proposal, verdict)
         self.session.keep_path(verdict.path[:kept])
         self.context += [token.token_id for token in tokens]
-        self.emitted += tokens
         other_s += self.clock.lap()
 
         self.drafter.observe(self._outcome(proposal, verdict, kept, tokens, logits))
@@ -262,6 +265,7 @@ class _Run:
         self.decode_s += seconds
         if self.first_step_s is None:
             self.first_step_s = seconds
+        self.emitted += tokens  # not before: what a failed step would have emitted is in no event
         step = StepDone(
             index=self.num_steps,
             drafted=drafted,
@@ -280,13 +284,19 @@ class _Run:
         return step, reason
 
     def _fitting(self, proposal: Proposal, ask: int) -> Proposal:
-        """Without nodes deeper than was asked for, and without what is drafted behind an end token."""
+        """Without candidates deeper than was asked for, and without those drafted behind an end token.
+
+        Rows that are only scored are the drafter's own affair: they may be deeper, and hold any token.
+        """
         token_ids = proposal.token_ids.tolist()
         depths = proposal.depth_of()
         kept: list[int] = []
-        alive: set[int] = {-1}
-        for node, parent in enumerate(proposal.parents):
-            if parent in alive and depths[node] <= ask:
+        alive: set[int] = {-1}  # nodes that a candidate may hang from
+        for node, parent in enumerate(proposal.parents[:MAX_NODES]):
+            if proposal.is_scored_only(node):
+                if parent == -1 or parent in kept:
+                    kept.append(node)
+            elif parent in alive and depths[node] <= ask:
                 kept.append(node)
                 if token_ids[node] not in self.loaded.eos_ids:
                     alive.add(node)
@@ -371,7 +381,9 @@ class _Run:
             index[node] = len(out)
             trial = trials.get(node)
             confidence = proposal.confidence[node] if proposal.confidence else None
-            out.append(self._drafted_token(token_ids[node], pieces[node], index[parent], node in path, trial, confidence))
+            out.append(
+                self._drafted_token(token_ids[node], pieces[node], index[parent], node in path, trial, confidence)
+            )
         return tuple(out)
 
     def _drafted_token(
@@ -405,6 +417,13 @@ class _Run:
     def _name(self, token_id: int) -> str:
         piece = self.detokenizer.fork().push(token_id)
         return piece.text or piece.label
+
+    def _reason_in_words(self, reason: FinishReason) -> str:
+        if reason == "context":
+            return f"The model reads {self.loaded.max_context} tokens, prompt included, and they are used up."
+        if reason == "time":
+            return f"The time limit of {self.config.time_limit_s:g} s was reached. What is there stays."
+        return ""
 
     def _finish(self, reason: FinishReason, message: str = "") -> RunFinished:
         text = "".join(visible_part(token) for token in self.emitted)
@@ -451,6 +470,21 @@ def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
         words += ["--stop", stop]
     words += ["--raw"] if config.raw else []
     return shlex.join([*words, "--exact" if exact else "--no-exact"])
+
+
+def _checked_ids(prompt: Any, vocab_size: int) -> list[int]:
+    """A prompt of ids as a list of ints. Raises ConfigError for anything but one sequence of known ids (case 122)."""
+    values = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    try:
+        ids = [operator.index(value) for value in values]
+    except TypeError:
+        ids = []
+    if not ids or not all(0 <= i < vocab_size for i in ids):
+        raise ConfigError(
+            f"A prompt of ids is one sequence of at least one whole number, each from 0 to {vocab_size - 1}. "
+            "Run several prompts one after the other."
+        )
+    return ids
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -29,14 +29,17 @@ def penalise(logits: Tensor, history: Iterable[int], penalty: float) -> Tensor:
     """
     if penalty == 1.0:
         return logits
-    seen = torch.tensor(sorted({i for i in history if 0 <= i < logits.shape[-1]}), dtype=torch.int64, device=logits.device)
+    seen = torch.tensor(
+        sorted({i for i in history if 0 <= i < logits.shape[-1]}), dtype=torch.int64, device=logits.device
+    )
     scores = logits[seen]
     return logits.index_copy(0, seen, torch.where(scores > 0, scores / penalty, scores * penalty))
 
 
 def choose(logits: Tensor, params: SamplingParams, history: Iterable[int] = ()) -> int:
     """The greedy token of [vocab] logits: the argmax behind the penalty, the smallest id among equals."""
-    return int(penalise(logits.float(), history, params.repetition_penalty).argmax())
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return int(penalise(logits, history, params.repetition_penalty).argmax())
 
 
 def own_probability(logits: Tensor, token_id: int) -> float:
@@ -72,7 +75,7 @@ def probabilities(logits: Tensor, params: SamplingParams, history: Iterable[int]
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of likeliest tokens whose mass reaches top_p (Holtzman et al. 2020), never fewer than one."""
+    """Keep the smallest set of likeliest tokens whose mass reaches top_p (Holtzman et al. 2020), at least one."""
     ordered, ids = torch.sort(probs, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     ordered = ordered.masked_fill(before >= top_p, 0.0)

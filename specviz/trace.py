@@ -14,7 +14,7 @@ from specviz.events import SCHEMA_VERSION, Event, RunFinished, RunStarted, StepD
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "Trace", "dump_trace", "load_trace", "parse_trace", "steps_frame", "tokens_frame", "write_events"]
+__all__ = ["MAX_BYTES", "MAX_LINE", "Trace", "dump_trace", "load_trace", "parse_trace", "plain_lines", "steps_frame", "tokens_frame", "write_events"]
 
 MAX_BYTES = 64_000_000
 MAX_LINE = 4_000_000
@@ -42,8 +42,12 @@ def dump_trace(events: Iterable[Event], plain: Iterable[Event] = ()) -> str:
     """The whole file as text: header, the run's events, then the plain run's, marked "of": "plain"."""
     lines = [_line({"type": "SpecvizTrace", "schema_version": SCHEMA_VERSION})]
     lines += [_line(event_to_json(event)) for event in events]
-    lines += [_line({"of": "plain"} | event_to_json(event)) for event in plain]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + plain_lines(plain)
+
+
+def plain_lines(plain: Iterable[Event]) -> str:
+    """The lines of the plain run that was measured beside a run; they follow the run's own."""
+    return "".join(_line({"of": "plain"} | event_to_json(event)) + "\n" for event in plain)
 
 
 def write_events(events: Iterable[Event], file: IO[str]) -> Iterator[Event]:

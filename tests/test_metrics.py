@@ -9,7 +9,7 @@ from streams import STREAMS, drafted, emitted, finished, started, step, stream
 
 from specviz.events import PrefillDone, RunFinished, StepDone
 from specviz.metrics import Baseline, Counters, fold
-from specviz.ui.words import verdict
+from specviz.words import verdict
 
 
 def scripted(accepted: list[int], gamma: int = 4, **times: float) -> list[StepDone]:

@@ -7,7 +7,7 @@ emitted distribution must equal the target's to 1e-12, whatever the draft is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -77,15 +77,13 @@ def branches(monkeypatch: pytest.MonkeyPatch) -> _Branches:
     return _Branches(monkeypatch)
 
 
+def outcomes(branches: _Branches, proposal: Proposal, logits: Tensor) -> Outcomes:
+    """Every outcome of speculative sampling at temperature 1, with its probability."""
+    return branches.run(lambda: verify_sampling(proposal, logits, T1, [], uniform_generator(0)))
+
+
 def tokens_of(proposal: Proposal, verdict: Verdict) -> tuple[int, ...]:
     return (*(int(proposal.token_ids[node]) for node in verdict.path), verdict.next_token)
-
-
-def first_token_law(outcomes: Iterator[tuple[float, tuple[int, ...]]], vocab: int) -> Tensor:
-    law = torch.zeros(vocab, dtype=torch.float64)
-    for weight, tokens in outcomes:
-        law[tokens[0]] += weight
-    return law
 
 
 def dist(*weights: float) -> Tensor:
@@ -111,8 +109,7 @@ def test_one_drawn_token_is_lossless(branches: _Branches, p: Tensor, q: Tensor) 
     for x in range(len(q)):
         if q[x] > 0:
             proposal = Proposal.chain([x], q[None])
-            runs = branches.run(lambda proposal=proposal: verify_sampling(proposal, logits, T1, [], uniform_generator(0)))
-            for weight, verdict in runs:
+            for weight, verdict in outcomes(branches, proposal, logits):
                 law[tokens_of(proposal, verdict)[0]] += q[x] * weight
     assert torch.allclose(law, p, atol=1e-12)
 
@@ -125,7 +122,7 @@ def test_case_19_filtered_draft_against_filtered_target(branches: _Branches) -> 
     law = torch.zeros_like(p)
     for x in (2, 3):
         proposal = Proposal.chain([x], q[None])
-        for weight, verdict in branches.run(lambda proposal=proposal: verify_sampling(proposal, torch.stack([p, p]).log(), T1, [], uniform_generator(0))):
+        for weight, verdict in outcomes(branches, proposal, torch.stack([p, p]).log()):
             law[tokens_of(proposal, verdict)[0]] += q[x] * weight
     assert torch.allclose(law, p, atol=1e-12)
 
@@ -147,7 +144,7 @@ def test_a_drawn_chain_of_two_is_lossless_jointly(branches: _Branches) -> None:
     for a, b in itertools.product(range(3), repeat=2):
         proposal = Proposal.chain([a, b], torch.stack([q1, q2[a]]))
         logits = chain_logits(p1, p2, a, b)
-        for weight, verdict in branches.run(lambda proposal=proposal, logits=logits: verify_sampling(proposal, logits, T1, [], uniform_generator(0))):
+        for weight, verdict in outcomes(branches, proposal, logits):
             weight *= float(q1[a] * q2[a][b])
             tokens = tokens_of(proposal, verdict)
             if len(tokens) >= 2:
@@ -166,7 +163,7 @@ def test_chosen_siblings_are_lossless(branches: _Branches, siblings: tuple[int, 
     proposal = Proposal(torch.tensor(siblings), (-1,) * len(siblings))
     logits = torch.stack([P3.log()] * (len(siblings) + 1))
     law = torch.zeros_like(P3)
-    for weight, verdict in branches.run(lambda: verify_sampling(proposal, logits, T1, [], uniform_generator(0))):
+    for weight, verdict in outcomes(branches, proposal, logits):
         law[tokens_of(proposal, verdict)[0]] += weight
     assert torch.allclose(law, P3, atol=1e-12)
 
@@ -180,7 +177,7 @@ def drawn_siblings_law(branches: _Branches, p: Tensor, q: Tensor, probs_given: b
         rest = rest / rest.sum()
         proposal = Proposal(torch.tensor([a, b]), (-1, -1), torch.stack([q, rest]) if probs_given else None)
         logits = torch.stack([p.log()] * 3)
-        for weight, verdict in branches.run(lambda proposal=proposal, logits=logits: verify_sampling(proposal, logits, T1, [], uniform_generator(0))):
+        for weight, verdict in outcomes(branches, proposal, logits):
             law[tokens_of(proposal, verdict)[0]] += float(q[a] * rest[b]) * weight
     return law
 
@@ -211,7 +208,7 @@ def test_the_bonus_and_the_rest_of_a_tree_are_lossless_jointly(branches: _Branch
     proposal = Proposal(torch.tensor([0, 1, 2, 2]), (-1, -1, 0, 1))
     logits = torch.stack([p1.log(), p2[0].log(), p2[1].log(), torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)])
     law: dict[tuple[int, int], float] = {}
-    for weight, verdict in branches.run(lambda: verify_sampling(proposal, logits, T1, [], uniform_generator(0))):
+    for weight, verdict in outcomes(branches, proposal, logits):
         tokens = tokens_of(proposal, verdict)
         if len(tokens) >= 2:
             law[tokens[:2]] = law.get(tokens[:2], 0.0) + weight
@@ -227,7 +224,7 @@ def test_the_bonus_and_the_rest_of_a_tree_are_lossless_jointly(branches: _Branch
 @pytest.mark.parametrize("top_k", [0, 3])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_case_21_draws_follow_the_warped_target(temperature: float, top_k: int, top_p: float) -> None:
-    """20,000 draws of 6 tokens. A share's standard error is at most 0.0036, so the total variation stays under 0.03
+    """6,000 draws of 6 tokens. A share's standard error is at most 0.0065, so the total variation stays under 0.05
     with p < 1e-6; ids outside the allowed set never appear.
     """
     params = SamplingParams(temperature, top_k, top_p)
@@ -236,12 +233,12 @@ def test_case_21_draws_follow_the_warped_target(temperature: float, top_k: int, 
     p, q = probabilities(target, params), probabilities(draft, params)
     counts = torch.zeros(6)
     logits = torch.stack([target, target])
-    for _ in range(20_000):
+    for _ in range(6_000):
         x = int(torch.multinomial(q, 1, generator=rng))
         proposal = Proposal.chain([x], q[None])
         counts[tokens_of(proposal, verify_sampling(proposal, logits, params, [], rng))[0]] += 1
     assert counts[p == 0].sum() == 0
-    assert float((counts / 20_000 - p).abs().sum() / 2) < 0.03
+    assert float((counts / 6_000 - p).abs().sum() / 2) < 0.05
 
 
 def test_case_23_a_coin_of_zero_does_not_accept_the_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +254,13 @@ def test_case_23_a_coin_of_zero_does_not_accept_the_impossible(monkeypatch: pyte
 
 
 def test_case_25_tiny_probabilities_keep_their_ratio() -> None:
-    """p(x) = 1e-9, q(x) = 3e-9: accepted one time in three. 30,000 trials: 0.02 is 7 standard errors."""
+    """p(x) = 1e-9, q(x) = 3e-9: accepted one time in three. 8,000 trials: 0.03 is 5.7 standard errors."""
     p = torch.tensor([1e-9, 1.0 - 1e-9], dtype=torch.float64).log().float()
     q = torch.tensor([[3e-9, 1.0]])
     rng = uniform_generator(11)
     proposal = Proposal.chain([0], q)
-    kept = sum(bool(verify_sampling(proposal, torch.stack([p, p]), T1, [], rng).path) for _ in range(30_000))
-    assert kept / 30_000 == pytest.approx(1 / 3, abs=0.02)
+    kept = sum(bool(verify_sampling(proposal, torch.stack([p, p]), T1, [], rng).path) for _ in range(8_000))
+    assert kept / 8_000 == pytest.approx(1 / 3, abs=0.03)
 
 
 def test_case_25_a_draft_that_claims_zero_gives_no_nan() -> None:

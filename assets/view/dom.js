@@ -50,8 +50,8 @@ function mark(key) {
 const fixed = (value, digits) => (value == null ? NO_VALUE : value.toFixed(digits));
 const percent = (value) => (value == null ? NO_VALUE : `${Math.round(value * 100)} %`);
 const whole = (value) => (value == null ? NO_VALUE : String(Number.isInteger(value) ? value : value.toFixed(1)));
-const seconds = (value) => (value == null ? NO_VALUE : `${value.toFixed(value < 10 ? 2 : 1)} s`);
 const milliseconds = (value) => (value == null ? NO_VALUE : `${(value * 1000).toFixed(value < 0.01 && value > 0 ? 1 : 0)} ms`);
+const seconds = (value) => (value > 0 && value < 0.01 ? milliseconds(value) : value == null ? NO_VALUE : `${value.toFixed(value < 10 ? 2 : 1)} s`);
 const counted = (number, noun) => `${number} ${noun}${number === 1 ? '' : 's'}`;
 const quoted = (words) => `“${words}”`;
 

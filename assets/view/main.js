@@ -37,7 +37,8 @@ function take(delta) {
   if (delta.plain) feed.plain = delta.plain;
   if (delta.start) beginRun(delta);
   else if (delta.run === run.id && run.phase === 'running' && delta.mode === 'live' && delta.status) run.progress = delta.status.text;
-  if (delta.status && delta.mode !== 'recorded') showStatus(delta.status);
+  // while steps come in, the headline says the same, larger
+  if (delta.status && delta.mode !== 'recorded') showStatus(delta.steps && !delta.finish ? { text: '', fraction: null } : delta.status);
   showProblem(delta);
   if (delta.run !== run.id) return; // queued, loading: the last run stays
   if (delta.mode === 'recorded' && delta.steps) return startPlayback(delta);
@@ -236,31 +237,31 @@ function drawVersus() {
 // Each figure: its value and counts, and what it means: words first, formula second, the run's own numbers third.
 const FIGURES = [
   {
-    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), counts: (c) => `${whole(c.num_accepted)} of ${whole(c.num_tested)} tested kept`,
+    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} tested kept`),
     words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
     formula: 'α = accepted / (accepted + steps with a refusal)', numbers: (c) => `= ${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)}) = ${fixed(c.alpha, 3)}`,
     more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer.', unit: 'no unit, 0 to 1',
   },
   {
-    name: 'Tokens per target pass', value: (c) => fixed(c.block_efficiency, 2), counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
+    name: 'Tokens per target pass', value: (c) => fixed(c.block_efficiency, 2), needs: ['target_work'], counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
     words: 'How many tokens one pass of the target brings, the block efficiency. Plain decoding brings 1.',
     formula: 'tokens / target passes', numbers: (c) => `= ${whole(c.num_tokens)} / ${whole(c.target_work)} = ${fixed(c.block_efficiency, 2)}`,
     more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part.', unit: 'tokens a pass',
   },
   {
-    name: 'Draft acceptance rate', value: (c) => percent(c.acceptance_rate), counts: (c) => `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`,
+    name: 'Draft acceptance rate', value: (c) => percent(c.acceptance_rate), needs: ['num_drafted'], counts: (c) => (c.acceptance_rate == null && c.num_drafted ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`),
     words: 'Of all drafted tokens, the share that was kept. What was never tested counts as not kept.',
     formula: 'accepted / drafted', numbers: (c) => `= ${whole(c.num_accepted)} / ${whole(c.num_drafted)} = ${fixed(c.acceptance_rate, 3)}`,
     more: 'A low rate means much drafting in vain, not always a bad draft.', unit: 'percent',
   },
   {
-    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token after ${seconds(c.first_token_s)}`),
+    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), needs: ['decode_s'], counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token after ${seconds(c.first_token_s)}`),
     words: 'How fast tokens come once the prompt has been read.',
     formula: 'tokens / seconds of all steps', numbers: (c) => `= ${whole(c.num_tokens)} / ${seconds(c.decode_s)} = ${fixed(c.decode_tokens_per_s, 1)}`,
     more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',
   },
   {
-    name: 'Where the time went', value: () => '', counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true,
+    name: 'Where the time went', value: () => '', needs: ['draft_s'], counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true,
     words: 'Drafting, checking by the target, and all the rest, sampling included.',
     formula: 'draft + check + other', numbers: (c) => `= ${seconds(c.draft_s)} + ${seconds(c.verify_s)} + ${seconds(c.other_s)} = ${seconds(c.decode_s)}`,
     more: 'Drafting pays only if it takes less time than the passes it saves.', unit: 'seconds',
@@ -283,9 +284,9 @@ function buildFigures() {
 function renderFigures() {
   const counters = run.counters ?? {};
   for (const figure of FIGURES) {
-    if (figure.split) [counters.draft_s, counters.verify_s, counters.other_s].forEach((value, i) => { figure.big.children[i].style.flexGrow = value ?? 0; });
+    if (figure.split) [counters.draft_s, counters.verify_s, counters.other_s].forEach((value, i) => { figure.big.children[i].style.flexGrow = (value ?? 0) * 1000; }); // shares; under 1 in all they would not fill the bar
     else figure.big.textContent = figure.value(counters);
-    figure.small.textContent = figure.counts(counters);
+    figure.small.textContent = figure.needs.every((name) => counters[name] != null) ? figure.counts(counters) : NO_VALUE;
   }
 }
 
@@ -455,7 +456,7 @@ function showDepth(depth) {
   render();
 }
 
-const notesOf = (entry) => entry.chips.flatMap((chip) => { const lift = $('.lift', chip); return lift ? [{ lift }] : []; });
+const notesOf = (entry) => entry.chips.flatMap((chip) => { const lift = $('.lift', chip); return lift ? [{ lift, chip }] : []; });
 
 function stepKeys(event) {
   const count = run.entries?.length ?? 0;
@@ -526,16 +527,27 @@ function scrub(event) {
 
 // Definitions open on hover, focus and tap, and can be hovered themselves.
 const kpis = $('.kpis');
-const define = (event) => {
-  const figure = event.target._define;
-  if (figure) openTip(definition(figure), figure.button.getBoundingClientRect(), 'defn', figure.button);
-};
-kpis.addEventListener('pointerover', define);
+
+function define({ target }) {
+  const figure = target._define;
+  if (!figure) return;
+  clearTimeout(tip._timer);
+  openTip(definition(figure), figure.button.getBoundingClientRect(), 'defn', figure.button);
+}
+
+function closeDefinitionSoon() {
+  clearTimeout(tip._timer);
+  tip._timer = setTimeout(() => { if (tip._owner?._define && document.activeElement !== tip._owner) closeTip(); }, 160);
+}
+
+kpis.addEventListener('pointerover', (event) => { if (event.pointerType !== 'touch') define(event); });
 kpis.addEventListener('focusin', define);
-kpis.addEventListener('click', define);
+kpis.addEventListener('click', (event) => { event.target._define?.button.focus(); define(event); }); // a tap does not focus everywhere
 kpis.addEventListener('focusout', closeTip);
-for (const node of [kpis, tip]) node.addEventListener('pointerleave', () => { tip._timer = setTimeout(() => { if (document.activeElement !== tip._owner) closeTip(); }, 160); });
+kpis.addEventListener('pointerout', closeDefinitionSoon);
+tip.addEventListener('pointerleave', closeDefinitionSoon);
 tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
+document.addEventListener('pointerdown', ({ target }) => { if (!tip.hidden && !tip.contains(target) && !tip._owner?.contains(target)) closeTip(); });
 
 // -- start --
 

@@ -11,6 +11,7 @@ const WIDE = '\\u00A0\\u1680\\u2000-\\u200A\\u202F\\u205F\\u3000'; // spaces tha
 const ODD = '\\u0000-\\u0008\\u000B-\\u001F\\u007F-\\u009F\\u00AD\\u200B\\u200E\\u200F\\u2028-\\u202E\\u2060-\\u206F\\uFEFF\\uFFF9-\\uFFFB';
 const PIECES = new RegExp(`(\\n)|(\\t)|( +)|([${WIDE}])|([${ODD}])|([^\\n\\t ${WIDE}${ODD}]+)`, 'gu');
 const MAX_SQUARES = 6;
+const MAX_NOTE_LETTERS = 16; // longer refused words end in … (see .lift s)
 
 let lastChar;      // last character of the answer so far: decides whether a space would be seen
 let openNote;      // the newest note, its gap not yet decided
@@ -150,6 +151,7 @@ function appendStep(step) {
     const shown = space ? { ...token, text: token.text.slice(1) } : token;
     const chip = emittedChip(shown, space ? ' ' : lastChar, token, ownFill);
     chip._token = { entry, place, token, drafted: token.origin === 'accepted' ? kept[place] : undefined, refused };
+    if (!space) chip.classList.add('nosp');
     line.append(chip);
     entry.chips.push(chip);
     if (inVain.length) addNote(chip, refused, isLast ? discarded : [], entry, token);
@@ -215,7 +217,7 @@ function addNote(chip, refused, discarded, entry, token) {
     if (!refused[0].label && text.length === 1 && text === refused[0].text.trim()) struck.append(`\u2009${text}\u2009`);
     else struck.append(word(refused[0]));
     lift.append(struck);
-    letters = text.length + 1;
+    letters = Math.min(text.length, MAX_NOTE_LETTERS) + 1;
     if (refused.length > 1) { lift.append(el('em', '', `+${refused.length - 1}`)); letters += 3; }
     lift._token = { entry, drafted: refused[0], siblings: refused };
   } else lift._token = { entry, drafted: discarded[0], siblings: discarded };
@@ -259,11 +261,14 @@ function settleGap(nextNoteIsHere = false) {
 function keepNotesInside(notes) {
   const box = viewport.getBoundingClientRect();
   const places = notes.map((note) => note.lift.getBoundingClientRect());
-  notes.forEach((note, i) => {
-    if (!places[i].width) return;
-    const turned = note.lift.classList.contains('lf');
-    if (!turned && places[i].right > box.right - 4 && places[i].width < places[i].left - box.left + 24) note.lift.classList.add('lf');
-    if (turned && places[i].left < box.left) note.lift.classList.remove('lf');
+  notes.forEach(({ lift, chip }, i) => {
+    const { left, right, width } = places[i];
+    if (!width) return; // not shown at this depth
+    if (lift.classList.contains('lf')) { if (left < box.left) lift.classList.remove('lf'); return; }
+    const before = places[i - 1];
+    const onOneLine = before && Math.abs(before.top - places[i].top) < 4;
+    const turnedLeft = chip.getBoundingClientRect().right - width;
+    if (right > box.right - 4 && turnedLeft > (onOneLine ? before.right : box.left)) lift.classList.add('lf');
   });
 }
 

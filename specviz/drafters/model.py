@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.events import DraftNote
+from specviz.models.cache import check_croppable
 from specviz.models.session import Session
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, probabilities
@@ -34,7 +35,10 @@ class ModelDrafter:
         Args:
             vocab_size: ids that target and tokenizer share; the draft never proposes one at or above it.
             max_new_tokens: bounds the cache.
+        Raises:
+            CacheNotCroppableError: the model's past cannot be rolled back, whatever the prompt.
         """
+        check_croppable(model, 1)
         self.name = name
         self._model = model
         self._vocab_size = vocab_size

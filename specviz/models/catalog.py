@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specviz.config import DRAFT_QUANTS
 from specviz.errors import ConfigError
 
 __all__ = [
@@ -24,9 +25,6 @@ __all__ = [
 ]
 
 CATALOG_FILE = Path(__file__).resolve().parents[2] / "assets" / "catalog.toml"
-
-DRAFT_QUANTS = ("nf4", "bfloat16", "float32")
-"""How a draft's weights may be held: 4 bits by bitsandbytes, or in full."""
 
 _HUB_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

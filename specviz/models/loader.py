@@ -53,12 +53,19 @@ class LoadedPair:
     vocab_size: int
     draft: Any = None
     draft_info: ModelInfo | None = None
+    draft_is_copy: bool = False
     notes: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def num_layers(self) -> int:
         return int(getattr(self.target.config, "num_hidden_layers", 0) or 0)
+
+    def draft_model(self, quant: str = "auto", *, copy: bool = False) -> tuple[Any, ModelInfo]:
+        """`load_draft`, with "auto" for the pair's default; `copy` asks for the target's weights even where the pair
+        has a draft of its own.
+        """
+        return load_draft(self, None if quant == "auto" else quant, copy=copy)
 
     def drop_draft(self) -> None:
         """Release the draft alone."""
@@ -130,7 +137,7 @@ def load_pair(
 
 
 def load_draft(
-    loaded: LoadedPair, quant: str | None = None, *, progress: Progress | None = None
+    loaded: LoadedPair, quant: str | None = None, *, copy: bool = False, progress: Progress | None = None
 ) -> tuple[Any, ModelInfo]:
     """The draft of a loaded pair, held as `quant`; kept in `loaded`, so asking again costs nothing.
 
@@ -139,6 +146,7 @@ def load_draft(
 
     Args:
         quant: one of DRAFT_QUANTS; None for the pair's default.
+        copy: the target's weights, even where the pair has a draft of its own.
     Returns:
         (model, info), computing in the pair's dtype on the pair's device.
     Raises:
@@ -153,24 +161,27 @@ def load_draft(
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
-        if loaded.draft is not None and loaded.draft_info and loaded.draft_info.quantization == quant:
+        own = None if copy else loaded.pair.draft
+        same = loaded.draft_info is not None and loaded.draft_info.quantization == quant
+        if loaded.draft is not None and loaded.draft_info and same and loaded.draft_is_copy == (own is None):
             return loaded.draft, loaded.draft_info
-        source = loaded.pair.draft or loaded.pair.target
-        folder = part_folder(loaded.pair, "draft" if loaded.pair.draft else "target")
+        source = own or loaded.pair.target
+        folder = part_folder(loaded.pair, "draft" if own else "target")
         (progress or silent)(f"Loading the draft, {source.name} as {quant}", None)
-        if loaded.pair.draft:
+        if own:
             tokenizer = _guarded(source, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
             check_same_vocabulary(loaded.tokenizer, tokenizer)
         loaded.drop_draft()
         if quant == "nf4":
             draft = _load_model(source, folder, loaded.dtype, loaded.device, _nf4(loaded.dtype))
             _warm_up(draft, source)
-        elif loaded.pair.draft is None and getattr(torch, quant) == loaded.dtype:
+        elif own is None and getattr(torch, quant) == loaded.dtype:
             draft = loaded.target
         else:
             draft = _load_model(source, folder, getattr(torch, quant), loaded.device)
         number_format = str(loaded.dtype).removeprefix("torch.") if quant == "nf4" else quant
         loaded.draft, loaded.draft_info = draft, _info(source, folder, draft, number_format, quant)
+        loaded.draft_is_copy = own is None
         return loaded.draft, loaded.draft_info
 
 
@@ -333,7 +344,7 @@ def _max_context(config: Any) -> int:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: by the generation config (maybe several), config, tokenizer, or as end of a turn."""
+    """Every id that ends an answer: by generation config (maybe several), config, tokenizer, or as end of a turn."""
     found: set[int] = set()
     for value in (
         getattr(getattr(model, "generation_config", None), "eos_token_id", None),

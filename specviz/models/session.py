@@ -11,10 +11,13 @@ from torch import Tensor
 
 from specviz.models.cache import InPlaceCache, check_croppable
 
-__all__ = ["KEY_BLOCK", "Session"]
+__all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
 
 KEY_BLOCK = 64
 """In exact mode attention reads a key length rounded up to a multiple of this; unused places are masked."""
+
+MAX_NODES = 256
+"""Most drafted rows a pass, window rows included. The cache keeps room for them, a larger tree is cut."""
 
 PREFILL_ROWS = 256
 """Prompt tokens a pass. Bounds the memory of a long prompt, and the time until a closed run stops."""
@@ -33,13 +36,13 @@ class Session:
         """
         Args:
             model: a transformers causal LM in eval mode.
-            capacity: most tokens the sequence may hold; passes may be `width` rows longer.
+            capacity: most tokens the sequence may hold; a pass may be `width` rows or MAX_NODES nodes longer.
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
         check_croppable(model, capacity)
         config = model.config.get_text_config(decoder=True)
-        room = -(-(capacity + max(width, 1) + KEY_BLOCK) // KEY_BLOCK) * KEY_BLOCK
+        room = -(-(capacity + max(width, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.width = width
         self.hidden: Tensor | None = None
         self.rows = 0
@@ -90,8 +93,7 @@ class Session:
         n = len(parents)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         rows, key_len = n + 1, self.length + n + 1
-        if self.width and chain:
-            assert n < self.width, "more drafted tokens than the width has room for"
+        if self.width and chain and n < self.width:
             rows = self.width
             key_len = -(-(self.length + rows) // KEY_BLOCK) * KEY_BLOCK
         self.rows = rows

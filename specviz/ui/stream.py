@@ -7,7 +7,8 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     status      {"text", "fraction"}: what goes on before, between and after steps (loading, queued, plain run, done)
     start       RunStarted as JSON
     prefill     PrefillDone as JSON
-    steps       list of StepDone as JSON, each with "series": cumulative values after that step, for the live charts
+    steps       list of StepDone as JSON, each with "series": cumulative values after that step, for the live charts;
+                in a recorded run also with "counters", the counts of that moment
     counters    all counts and rates so far (`Counters.to_json`)
     positions   {"conditional": [...], "unconditional": [...]}, with `finish`
     finish      RunFinished as JSON
@@ -22,14 +23,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from specviz.detokenize import visible_part
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
 from specviz.metrics import Baseline, Counters
-from specviz.ui.words import finish_sentence, progress_sentence, verdict
+from specviz.words import finish_sentence, progress_sentence, verdict
 
-__all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "recorded_delta"]
+__all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "recorded_delta", "stoppable"]
 
 UPDATES_PER_S = 14.0
 
@@ -57,7 +59,7 @@ class DeltaEncoder:
             elif isinstance(event, PrefillDone):
                 delta["prefill"] = event_to_json(event)
             elif isinstance(event, StepDone):
-                steps.append(event_to_json(event) | {"series": self._series()})
+                steps.append(event_to_json(event) | {"series": self._series()} | self._moment())
             else:
                 self.finished, delta["finish"] = event, event_to_json(event)
         if steps:
@@ -98,8 +100,13 @@ class DeltaEncoder:
             "decode_s": c.decode_s,
         }
 
+    def _moment(self) -> dict[str, Any]:
+        return {"counters": self.counters.to_json()} if self.mode == "recorded" else {}
+
     def _verdict(self) -> dict[str, Any]:
-        return {} if self.started is None else {"verdict": verdict(self.started, self.counters, self.plain)}
+        if self.started is None:
+            return {}
+        return {"verdict": verdict(self.started, self.counters, self.plain, recorded=self.mode == "recorded")}
 
     def _pack(self, delta: dict[str, Any]) -> str:
         self._seq += 1
@@ -126,6 +133,36 @@ def coalesce(encoder: DeltaEncoder, events: Iterable[Event], per_second: float =
         close = getattr(events, "close", None)
         if close is not None:
             close()
+
+
+def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[Event]:
+    """The same events; after a step at which `stopped` is true the run is closed and ends in reason "cancelled"."""
+    counters, text, token_ids = Counters(), "", []
+    try:
+        for event in events:
+            yield event
+            counters.update(event)
+            if isinstance(event, StepDone):
+                text += "".join(visible_part(token) for token in event.emitted)
+                token_ids += [token.token_id for token in event.emitted]
+            if stopped() and not isinstance(event, RunFinished):
+                break
+        else:
+            return
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+    yield RunFinished(
+        "cancelled",
+        text,
+        tuple(token_ids),
+        counters.num_tokens,
+        counters.num_steps,
+        counters.prefill_s,
+        counters.first_token_s,
+        counters.decode_s,
+    )
 
 
 def recorded_delta(events: Iterable[Event], plain: Baseline | None, name: str) -> str:

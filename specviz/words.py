@@ -30,13 +30,17 @@ def progress_sentence(counters: Counters) -> str:
 
 def finish_sentence(finished: RunFinished) -> str:
     """ "Finished: 106 tokens in 34 steps, 1.74 s. The model ended its answer." """
-    size = f"{_count(finished.num_tokens, 'token')} in {_count(finished.num_steps, 'step')}, {finished.decode_s:.2f} s"
+    size = f"{_count(finished.num_tokens, 'token')} in {_count(finished.num_steps, 'step')}"
+    if finished.reason != "cancelled":
+        size += f", {finished.decode_s:.2f} s"
     head = {"cancelled": "Stopped after", "error": "Failed after", "time": "Stopped after"}.get(finished.reason, "Finished:")
     return f"{head} {size}. {finished.message or _REASONS[finished.reason]}"
 
 
-def verdict(started: RunStarted, counters: Counters, plain: Baseline | None) -> dict[str, Any]:
-    """The answer of the page in words.
+def verdict(
+    started: RunStarted, counters: Counters, plain: Baseline | None, *, recorded: bool = False
+) -> dict[str, Any]:
+    """The answer of the page in words. recorded: it was measured elsewhere and earlier, and the words say so.
 
     Returns:
         kind: faster, equal, slower or none; speed_up: run tokens/s over plain tokens/s, or None; headline, rest and
@@ -48,10 +52,11 @@ def verdict(started: RunStarted, counters: Counters, plain: Baseline | None) -> 
     if rate is None:
         return _verdict("none", None, "No tokens", "", how)
     if base is None:
-        what = "Measure plain decoding to see the speed-up." if started.method != "plain" else "This is the baseline."
+        what = "This is the baseline." if started.method == "plain" else _no_baseline(recorded)
         return _verdict("none", None, f"{rate:.1f} tokens a second", "", f"{what} {how}")
     ratio = rate / base
-    detail = f"{rate:.1f} against {base:.1f} tokens a second, measured one after the other on this machine. {how}"
+    where = "the machine of the recording" if recorded else "this machine"
+    detail = f"{rate:.1f} against {base:.1f} tokens a second, measured one after the other on {where}. {how}"
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
         return _verdict("equal", ratio, f"{ratio:.2f}×", "as fast as plain decoding of the same prompt", detail)
     if ratio > 1.0:
@@ -82,6 +87,10 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     if alpha is not None and alpha < 0.5:
         return f"Too few guesses are right: {kept}, and checking takes {v:.2f} of a plain step."
     return f"Checking takes {v:.2f} of a plain step and drafting {drafting:.2f}; {kept}."
+
+
+def _no_baseline(recorded: bool) -> str:
+    return "Plain decoding was not recorded." if recorded else "Measure plain decoding to see the speed-up."
 
 
 def _how(started: RunStarted) -> str:

@@ -1,0 +1,205 @@
+"""The summary after a run, in Plotly: how much was kept a step, how deep drafts hold, where a step's time goes.
+
+Only numbers and fixed labels enter a figure: Plotly reads some markup in texts. Colours here are readable on both
+grounds; `CHART_CSS` then gives the figures the page's own tokens, which follow light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from specviz.events import Event, StepDone
+from specviz.metrics import Baseline, Counters, fold
+
+__all__ = ["CHART_CSS", "Summary", "summarize"]
+
+_ACCEPTED = "#14917A"
+_DRAFT, _VERIFY, _OTHER, _PLAIN = "#7D90BF", "#5470B5", "#9A9AA5", "#8C8C98"
+_TEXT = "#7A7A85"
+_GRID = "rgba(127,127,140,.18)"
+_HEIGHT = 214
+
+CHART_CSS = """
+.after .js-plotly-plot text { fill: var(--sv-ink-3) !important; }
+.after .js-plotly-plot .annotation-text, .after .js-plotly-plot .bartext { fill: var(--sv-ink) !important; }
+.after .js-plotly-plot .gridlayer path { stroke: var(--sv-grid) !important; }
+.after .js-plotly-plot .zerolinelayer path { stroke: var(--sv-axis) !important; }
+.after .bars .point path { fill: var(--sv-accepted-tint) !important; stroke: var(--sv-accepted-line) !important; fill-opacity: 1 !important; }
+.after .bars .errorbars path { stroke: var(--sv-ink) !important; }
+.after .times .trace:nth-child(1) path.js-line { stroke: var(--sv-draft-time) !important; }
+.after .times .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
+.after .times .trace:nth-child(3) path.js-line { stroke: var(--sv-other-time) !important; }
+.after .times .trace:nth-child(4) path.js-line { stroke: var(--sv-series-plain) !important; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Three figures and a sentence under each."""
+
+    kept: go.Figure
+    places: go.Figure
+    times: go.Figure
+    kept_text: str
+    places_text: str
+    times_text: str
+
+
+def summarize(events: Iterable[Event], plain: Baseline | None = None) -> Summary:
+    """The summary of a finished run; plain adds the dashed line of a plain step."""
+    events = list(events)
+    counters = fold(events)
+    steps = [event for event in events if isinstance(event, StepDone)]
+    return Summary(
+        _kept(counters.accepted_histogram),
+        _places(counters),
+        _times(steps, plain),
+        _kept_sentence(counters),
+        _places_sentence(counters),
+        _times_sentence(counters, plain),
+    )
+
+
+def _kept(histogram: Sequence[int]) -> go.Figure:
+    counts = list(histogram)
+    bars = go.Bar(
+        x=list(range(len(counts))),
+        y=counts,
+        text=counts,
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y} steps kept %{x}<extra></extra>",
+        **_bar_style(),
+    )
+    figure = _figure([bars], max(counts, default=1) * 1.15)
+    figure.update_xaxes(dtick=1, title_text="drafted tokens kept")
+    figure.update_yaxes(showticklabels=False, showgrid=False)
+    return figure
+
+
+def _places(counters: Counters) -> go.Figure:
+    rows = [row for row in counters.by_position() if row["of"]]
+    rates = [float(row["rate"] or 0.0) for row in rows]
+    bars = go.Bar(
+        x=list(range(1, len(rows) + 1)),
+        y=rates,
+        customdata=[[row["accepted"], row["of"]] for row in rows],
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [float(row["high"] or 0.0) - rate for row, rate in zip(rows, rates, strict=True)],
+            "arrayminus": [rate - float(row["low"] or 0.0) for row, rate in zip(rows, rates, strict=True)],
+            "thickness": 1.5,
+            "width": 0,
+            "color": _TEXT,
+        },
+        hovertemplate="place %{x}: %{y:.2f}<br>%{customdata[0]} of %{customdata[1]} tested<extra></extra>",
+        **_bar_style(),
+    )
+    figure = _figure([bars], 1.12)
+    figure.update_xaxes(dtick=1, title_text="place in the draft")
+    figure.update_yaxes(tickvals=[0, 0.5, 1])
+    return figure
+
+
+def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
+    x = [step.index for step in steps]
+    series = [
+        ("draft", [1000 * step.draft_s for step in steps], _DRAFT),
+        ("check", [1000 * step.verify_s for step in steps], _VERIFY),
+        ("other", [1000 * step.other_s for step in steps], _OTHER),
+    ]
+    figure = _figure([_line(x, y, name, colour) for name, y, colour in series], None)
+    ends = [(name, _middle(y)) for name, y, _ in series if y]
+    if plain is not None and plain.s_per_token is not None and x:
+        level = 1000 * plain.s_per_token
+        figure.add_trace(_line([x[0], x[-1]], [level, level], "plain step", _PLAIN, dash="5px,4px"))
+        ends.append(("plain step", level))
+    tallest = sorted(value for _, y, _ in series for value in y)
+    top = 1.25 * max([tallest[int(0.98 * (len(tallest) - 1))] if tallest else 1.0, *(value for _, value in ends)])
+    for name, value, height in _apart(ends, top / 8):
+        figure.add_annotation(
+            x=1.02, xref="paper", y=height, text=f"{value:.0f} {name}", showarrow=False, xanchor="left", font_size=13
+        )
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(range=[0, top], nticks=4, ticksuffix=" ms")
+    figure.update_layout(margin_r=96, margin_l=50)
+    return figure
+
+
+def _line(x: Sequence[float], y: Sequence[float], name: str, colour: str, dash: str = "solid") -> go.Scatter:
+    hover = f"step %{{x}}: %{{y:.1f}} ms {name}<extra></extra>"
+    return go.Scatter(x=list(x), y=list(y), mode="lines", line={"color": colour, "width": 2, "dash": dash}, hovertemplate=hover)
+
+
+def _figure(traces: list[go.Bar] | list[go.Scatter], top: float | None) -> go.Figure:
+    figure = go.Figure(traces)
+    figure.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "IBM Plex Sans, system-ui, sans-serif", "size": 12, "color": _TEXT},
+        height=_HEIGHT,
+        margin={"l": 34, "r": 8, "t": 18, "b": 40},
+        showlegend=False,
+        bargap=0.24,
+        dragmode=False,
+        hoverlabel={"font_family": "IBM Plex Sans, system-ui, sans-serif"},
+    )
+    figure.update_xaxes(showgrid=False, zeroline=False, title_font_size=12, title_standoff=8)
+    figure.update_yaxes(gridcolor=_GRID, zeroline=True, zerolinecolor=_TEXT, zerolinewidth=1)
+    if top is not None:
+        figure.update_yaxes(range=[0, top])
+    return figure
+
+
+def _bar_style() -> dict[str, object]:
+    return {"marker": {"color": "rgba(20,145,122,.3)", "line": {"color": _ACCEPTED, "width": 1.5}}, "textfont_size": 13}
+
+
+def _middle(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def _apart(ends: list[tuple[str, float]], gap: float) -> list[tuple[str, float, float]]:
+    """(name, value, height) from below, labels at least `gap` apart."""
+    out: list[tuple[str, float, float]] = []
+    for name, value in sorted(ends, key=lambda end: end[1]):
+        height = value if not out else max(value, out[-1][2] + gap)
+        out.append((name, value, height))
+    return out
+
+
+def _kept_sentence(counters: Counters) -> str:
+    histogram = counters.accepted_histogram
+    if not histogram:
+        return "No step drafted anything."
+    best = len(histogram) - 1
+    undrafted = counters.num_steps - counters.num_drafting_steps
+    rest = f" {undrafted} had nothing to draft." if undrafted else ""
+    if best == 0:
+        return f"None of {histogram[0]} drafts was kept.{rest}"
+    return f"{_steps(histogram[best])} kept {best}, the most; {histogram[0]} kept none.{rest}"
+
+
+def _places_sentence(counters: Counters) -> str:
+    if not counters.num_tested:
+        return "No drafted token was tested."
+    return "Share of tested tokens kept, with its 95 % interval."
+
+
+def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
+    if not counters.num_steps:
+        return "No step was done."
+    mean = 1000 * counters.decode_s / counters.num_steps
+    if plain is None or plain.s_per_token is None:
+        return f"A step took {mean:.0f} ms. Plain decoding was not measured."
+    return f"A step took {mean:.0f} ms and wrote {counters.num_tokens / counters.num_steps:.1f} tokens; plain takes {1000 * plain.s_per_token:.0f} ms for one."
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"

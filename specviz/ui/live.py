@@ -1,0 +1,154 @@
+"""A visitor's run from the press of the button to the measured baseline, as deltas for the view. No Gradio in here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specviz.drafters.base import Need
+from specviz.drafters.registry import get_method
+from specviz.events import Event, RunFinished, RunStarted, StepDone
+from specviz.metrics import Baseline
+from specviz.ui.host import EngineHost, Notice
+from specviz.ui.problems import sentence_for
+from specviz.ui.settings import WatchSettings
+from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
+from specviz.ui.visits import LastRun, Visit
+from specviz.words import finish_sentence
+
+if TYPE_CHECKING:
+    from specviz.generator import SpeculativeGenerator
+
+__all__ = ["can_measure_later", "measure_plain", "new_encoder", "run_live"]
+
+_WHOLE = ("eos", "stop", "length", "context")
+"""Endings after which plain decoding is measured without being asked again."""
+
+
+def new_encoder() -> DeltaEncoder:
+    """Deltas of a new run on the page."""
+    return DeltaEncoder(uuid.uuid4().hex[:12])
+
+
+def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: DeltaEncoder) -> Iterator[str]:
+    """Waits, runs, and measures plain decoding where that was asked for.
+
+    A failure becomes the last delta. Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the run
+    after the step it is in and keeps what is there.
+    """
+    stop = visit.begin()
+    turn = host.turn(settings.pair, settings.dtype, stop.is_set)
+    try:
+        engine = yield from _wait(turn, encoder)
+        if engine is None:
+            yield encoder.status("Stopped before the run began. What was there stays.")
+            return
+        yield encoder.status(_getting_ready(settings, engine))
+        run = LastRun(settings, encoder, [])
+        events = engine.stream(settings.prompt, settings.config)
+        yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
+        visit.last = run
+        finished = encoder.finished
+        if settings.measure_plain and _can_measure(run) and finished is not None and finished.reason in _WHOLE:
+            yield from _plain(engine, run, stop.is_set)
+    except Exception as error:
+        yield encoder.error(sentence_for(error))
+    finally:
+        turn.close()  # type: ignore[attr-defined]
+        visit.end(stop)
+
+
+def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
+    """Plain decoding for a run that was made without it."""
+    run = visit.last
+    if run is None or not _can_measure(run):
+        encoder = new_encoder() if run is None else run.encoder
+        yield encoder.status("There is no run here to compare plain decoding with. Press Run first.")
+        return
+    stop = visit.begin()
+    turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
+    try:
+        engine = yield from _wait(turn, run.encoder)
+        if engine is not None:
+            yield from _plain(engine, run, stop.is_set)
+    except Exception as error:
+        yield run.encoder.error(sentence_for(error))
+    finally:
+        turn.close()  # type: ignore[attr-defined]
+        visit.end(stop)
+
+
+def can_measure_later(run: LastRun | None) -> bool:
+    """Whether a button to measure the baseline makes sense after this run."""
+    return run is not None and not run.plain and _can_measure(run)
+
+
+def _can_measure(run: LastRun) -> bool:
+    finished = run.encoder.finished
+    return run.settings.config.method != "plain" and finished is not None and finished.num_tokens > 0
+
+
+def _wait(turn: Iterator[Notice | SpeculativeGenerator], encoder: DeltaEncoder) -> Iterator[str]:
+    """Notices as status deltas, each text once a fraction; returns the engine, or None if the wait was given up."""
+    last: Notice | None = None
+    for item in turn:
+        if not isinstance(item, Notice):
+            return item  # `turn` stays open: it is what holds the engine
+        if item != last:
+            last = item
+        # The same words again still go out: a yield is where Gradio notices that the visitor has left.
+        yield encoder.status(item.text, item.fraction)
+    return None
+
+
+def _getting_ready(settings: WatchSettings, engine: SpeculativeGenerator) -> str:
+    needs_model = Need.SAME_TOKENIZER in get_method(settings.config.method).needs
+    if needs_model and engine.loaded.draft is None:
+        return "Loading the draft model"
+    return "Reading the prompt"
+
+
+def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: object) -> Iterator[str]:
+    """Measure and send the baseline: as many tokens as the run wrote, the run's own seed, one row a pass."""
+    encoder, finished = run.encoder, run.encoder.finished
+    assert finished is not None and callable(stopped)
+    config = replace(run.settings.config, max_new_tokens=min(run.settings.config.max_new_tokens, finished.num_tokens))
+    started = run.events[0]
+    if isinstance(started, RunStarted) and config.sampling.seed is None:
+        config = replace(config, sampling=replace(config.sampling, seed=started.settings.get("seed")))
+    plain: list[Event] = []
+    tokens, last = 0, 0.0
+    events = stoppable(engine.stream_plain(run.settings.prompt, config), stopped)
+    try:
+        for event in events:
+            plain.append(event)
+            if isinstance(event, StepDone):
+                tokens += len(event.emitted)
+                now = time.perf_counter()
+                if now - last >= 4.0 / UPDATES_PER_S:
+                    text = f"Measuring plain decoding of the same prompt: {tokens} of {finished.num_tokens} tokens"
+                    yield encoder.status(text, min(1.0, tokens / finished.num_tokens))
+                    last = now
+    finally:
+        events.close()  # type: ignore[attr-defined]
+    end = plain[-1]
+    status = {"text": finish_sentence(finished), "fraction": None}
+    if isinstance(end, RunFinished) and end.reason in _WHOLE and (base := Baseline.of(plain, run.events)) is not None:
+        run.plain = plain
+        yield encoder.encode_plain(base, status=status)
+    elif isinstance(end, RunFinished) and end.reason == "error":
+        yield encoder.error(end.message)
+    else:
+        yield encoder.status("Plain decoding was not measured to its end. The run stays.")
+
+
+def _kept(events: Iterator[Event], kept: list[Event]) -> Iterator[Event]:
+    try:
+        for event in events:
+            kept.append(event)
+            yield event
+    finally:
+        events.close()  # type: ignore[attr-defined]

@@ -1,0 +1,117 @@
+"""The command line: what goes to which stream, and how it fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes import loaded_pair, tiny_llama
+
+from specviz.cli import main
+from specviz.trace import load_trace
+
+FIELDS = {
+    "id", "method", "gamma", "dtype", "width", "text", "token_ids", "finish_reason", "num_tokens", "num_steps",
+    "num_drafted", "num_accepted", "acceptance_rate", "alpha", "acceptance_length", "block_efficiency", "coverage",
+    "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s", "other_s", "decode_tokens_per_s", "exactness",
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    monkeypatch.setattr("specviz.models.loader.load_pair", lambda *args, **more: loaded_pair(model, model))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        status = main(["run", *words])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("method", ["plain", "prompt-lookup", "draft-model", "quantized-copy"])
+def test_json_prints_one_object_a_prompt_and_nothing_else(capsys, tmp_path, method: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one"}\n\n{"id": 2, "prompt": "two two two"}\n', encoding="utf-8")
+    status, out, _ = run(capsys, "--prompts", str(prompts), "--method", method, "--max-new-tokens", "12", "--json")
+    assert status == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["id"] for row in rows] == ["a", "2"]
+    for row in rows:
+        assert set(row) >= FIELDS
+        assert row["num_tokens"] == len(row["token_ids"])
+        assert row["decode_s"] == pytest.approx(row["draft_s"] + row["verify_s"] + row["other_s"])
+        assert row["method"] == method
+
+
+@pytest.mark.usefixtures("tiny")
+def test_text_streams_and_figures_go_to_standard_error(capsys, tmp_path) -> None:
+    trace = tmp_path / "run.jsonl"
+    status, out, err = run(capsys, "hello hello", "--max-new-tokens", "10", "--trace", str(trace), "--measure-plain")
+    assert status == 0
+    assert "tokens/s" in err
+    assert "plain decoding" in err
+    assert "\x1b" not in out.replace("\x1b[", "")
+    recorded = load_trace(trace)
+    assert recorded.damage == ""
+    assert recorded.started.method == "prompt-lookup"
+    assert recorded.plain
+    assert "--measure-plain" not in recorded.started.command
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["x", "--gamma", "99"], "gamma"),
+        (["x", "--method", "magic"], "Unknown method"),
+        (["x", "--gamma", "9", "--exact"], "--width 16"),
+        (["x", "--temperature", "nan"], "temperature"),
+        (["x", "--top-p", "0"], "top-p"),
+        ([], "either a prompt or --prompts"),
+        (["x", "--prompts", "y"], "either a prompt or --prompts"),
+        (["--prompts", "no-such-file.jsonl"], "cannot be read"),
+        (["x", "--verify", "wishful"], "invalid choice"),
+        (["x", "--trace", "/no/such/folder/t.jsonl"], "cannot be written"),
+        (["x", "--draft-quant", "int3", "--method", "plain"], "draft"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_2(capsys, words: list[str], needle: str) -> None:
+    status, out, err = run(capsys, *words)
+    assert status == 2
+    assert needle in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_prompt_files_that_are_not_prompts(capsys, tmp_path) -> None:
+    for text in ("nonsense", '{"id": 1}', '{"id": 1, "prompt": 5}', "[1]", ""):
+        path = tmp_path / "p.jsonl"
+        path.write_text(text, encoding="utf-8")
+        status, _, err = run(capsys, "--prompts", str(path))
+        assert status == 2
+        assert "specviz:" in err
+
+
+def test_methods_lists_every_registered_method(capsys) -> None:
+    from specviz.drafters.registry import names
+
+    assert main(["methods", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == names()
+    assert all(set(row) >= {"name", "summary", "exactness", "needs", "pairs"} for row in rows)
+    assert main(["methods"]) == 0
+    assert "plain" in capsys.readouterr().out
+
+
+def test_importing_the_package_needs_no_gradio() -> None:
+    """The engine, the traces and the command line work without a page."""
+    import subprocess
+    import sys
+
+    code = "import sys, specviz, specviz.cli, specviz.generator, specviz.trace; assert 'gradio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
