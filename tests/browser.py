@@ -29,17 +29,33 @@ _ARGS = (
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]"}
 
 
+_active: list[Any] = []  # Playwright's synchronous form runs once a thread: pages opened within another share it
+
+
+@contextmanager
+def _playwright() -> Iterator[Any]:
+    if _active:
+        yield _active[0]
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        _active.append(playwright)
+        try:
+            yield playwright
+        finally:
+            _active.clear()
+
+
 @cache
 def chromium_path() -> str | None:
     """SPECVIZ_CHROMIUM, else a Chromium on PATH, else the one that Playwright downloaded, else None."""
-    candidates = [os.environ.get("SPECVIZ_CHROMIUM"), *map(shutil.which, _NAMES)]
     try:
-        from playwright.sync_api import sync_playwright
-
-        with sync_playwright() as playwright:
-            candidates.append(playwright.chromium.executable_path)
-    except Exception:  # Playwright is missing or cannot start: then there is nothing to open a page with
+        with _playwright() as playwright:
+            own = playwright.chromium.executable_path
+    except Exception:  # Playwright is missing or cannot start: then nothing can open a page
         return None
+    candidates = [os.environ.get("SPECVIZ_CHROMIUM"), *map(shutil.which, _NAMES), own]
     return next((path for path in candidates if path and Path(path).is_file()), None)
 
 
@@ -76,10 +92,10 @@ def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
     """
     path = chromium_path()
     if path is None:
-        pytest.skip("No Chromium: set SPECVIZ_CHROMIUM, or run `playwright install chromium`.")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
+        pytest.skip(
+            "No Chromium: pip install playwright, then set SPECVIZ_CHROMIUM or run playwright install chromium."
+        )
+    with _playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_ARGS))
         try:
             watched = ChromiumPage(browser.new_context(**context).new_page())

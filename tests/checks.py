@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fakes import byte_tokenizer
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from specviz.config import RunConfig
@@ -314,7 +312,7 @@ def _check_end(
     joined = "".join(token.text for token in tokens)
     decode = loaded.tokenizer.decode
     whole = decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    visible = decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    visible = _visible(ids, loaded)
     assert joined == whole or (finished.reason == "error" and whole.startswith(joined)), "I4"
     hits = [(at + len(stop), at) for stop in config.stop if (at := visible.find(stop)) >= 0]
     assert not hits or finished.reason in ("stop", "eos", "error")
@@ -347,5 +345,13 @@ def _check_plain(data: Any) -> None:
         assert data is None or type(data) in (str, int, float, bool), type(data)
 
 
-def text_of(tokens: Tensor | Sequence[int]) -> str:
-    return str(byte_tokenizer().decode([int(token) for token in tokens], clean_up_tokenization_spaces=False))
+def _visible(ids: Sequence[int], loaded: LoadedPair) -> str:
+    """The decoded text without control tokens, which end an unfinished character wherever they stand."""
+    special = {key for key, token in loaded.tokenizer.added_tokens_decoder.items() if token.special}
+    parts: list[list[int]] = [[]]
+    for token_id in ids:
+        if token_id in special:
+            parts.append([])
+        else:
+            parts[-1].append(token_id)
+    return "".join(loaded.tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in parts)

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+torch.set_num_threads(1)  # tiny tensors gain nothing from more, and threads that wait take a core each
+
 settings.register_profile("specviz", deadline=None, max_examples=100, derandomize=True)
 settings.load_profile("specviz")
 

@@ -68,6 +68,19 @@ function batched(work) {
   };
 }
 
+/** Runs `work` at once, then not again before `ms` have passed; what was asked for meanwhile is done at the end. */
+function atMostEvery(ms, work) {
+  let resting = false;
+  let asked = false;
+  const rest = () => { resting = asked; if (asked) { asked = false; work(); setTimeout(rest, ms); } };
+  return () => {
+    if (resting) { asked = true; return; }
+    resting = true;
+    work();
+    setTimeout(rest, ms);
+  };
+}
+
 /** localStorage can be forbidden; a lost preference is no error. */
 const remembered = {
   get(key) { try { return localStorage.getItem(`specviz.${key}`); } catch { return null; } },

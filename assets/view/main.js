@@ -342,8 +342,7 @@ function render() {
 
 function renderPictures() {
   drawMap(run.entries ?? [], selected, hovered);
-  drawCharts(run.entries ?? []);
-  markWindowOnMap();
+  if (run.phase === 'running') drawChartsSometimes(); else drawChartsNow();
   const count = run.entries?.length ?? 0;
   mapBox.setAttribute('aria-valuemax', Math.max(1, count));
   if (!selected) {
@@ -351,6 +350,14 @@ function renderPictures() {
     mapBox.setAttribute('aria-valuetext', count ? `${counted(count, 'step')}, none selected` : 'No step yet');
   }
 }
+
+function drawChartsNow() {
+  drawCharts(run.entries ?? []);
+  markWindowOnMap();
+}
+
+// Lines are drawn anew each time, so a running one is drawn four times a second, not at every update.
+const drawChartsSometimes = atMostEvery(250, drawChartsNow);
 
 /** First and last step in the strip's window, by bisection: steps lie in reading order. */
 function markWindowOnMap() {

@@ -75,6 +75,10 @@ class InPlaceCache:
         assert self.length + rows <= key_len <= self.capacity, "the cache was made too small"
         self._window.key_len = key_len
 
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put [1, heads, rows, head_dim] behind `length`; returns views of `key_len` places, unused ones included."""
+        return self._layers[layer].update(keys, values)
+
     def commit(self, rows: int) -> None:
         """Count the first `rows` entries behind `length` in."""
         assert 0 <= rows <= self._window.key_len - self.length

@@ -1,8 +1,7 @@
-"""One sequence in one model: passes, and taking them back. Hides the cache and the call conventions of transformers."""
+"""One sequence in one model: passes, and taking them back. Hides the cache and how the model is called."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specviz.models.cache import InPlaceCache, check_croppable
+from specviz.models.decoder import Decoder, decoder_for
 
 __all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
 
@@ -41,21 +41,14 @@ class Session:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
         check_croppable(model, capacity)
-        config = model.config.get_text_config(decoder=True)
         room = -(-(capacity + max(width, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.width = width
         self.hidden: Tensor | None = None
         self.rows = 0
-        self._model = model
-        self._cache = InPlaceCache(config.num_hidden_layers, room)
+        self._decoder: Decoder | None = decoder_for(model)
+        self._cache = InPlaceCache(self._decoder.num_layers, room)
         self._keep_hidden = keep_hidden
-        self._last_position = int(getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
-        self._device = next(model.parameters()).device
-        self._bool_mask = getattr(config, "_attn_implementation", "sdpa") == "sdpa"
-        self._mask_dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
-        self._can_keep = "logits_to_keep" in accepted
+        self._device = self._decoder.device
 
     @property
     def length(self) -> int:
@@ -125,51 +118,38 @@ class Session:
     def close(self) -> None:
         """Free the keys and values."""
         self._cache = InPlaceCache(0, 0)
-        self._model = None
+        self._decoder = None
         self.hidden = None
 
     # --- one pass ---------------------------------------------------------------------------------------------
 
-    def _pass(self, ids: Sequence[int], positions: list[int], mask: Tensor, key_len: int, num_logits: int) -> Tensor:
+    def _pass(self, ids: Sequence[int], positions: list[int], seen: Tensor, key_len: int, num_logits: int) -> Tensor:
+        assert self._decoder is not None, "the session is closed"
         self._cache.open(len(ids), key_len)
         # Learned position tables end; a padding row past the end takes the last valid place, nobody reads it.
-        positions = [min(position, self._last_position) for position in positions]
-        arguments: dict[str, Any] = {
-            "input_ids": torch.tensor([list(ids)], device=self._device),
-            "position_ids": torch.tensor([positions], device=self._device),
-            "attention_mask": mask,
-            self._cache_name: self._cache.handle,
-            "use_cache": True,
-        }
-        if self._can_keep:
-            arguments["logits_to_keep"] = num_logits
-        if self._keep_hidden:
-            arguments["output_hidden_states"] = True
+        last = self._decoder.max_positions - 1
         with torch.inference_mode():
-            output = self._model(**arguments)
-            if self._keep_hidden:
-                self.hidden = output.hidden_states[-1][0]
-            logits: Tensor = output.logits[0, -num_logits:]
+            logits, self.hidden = self._decoder.forward(
+                torch.tensor(ids, device=self._device),
+                torch.tensor([min(position, last) for position in positions], device=self._device),
+                seen,
+                self._cache,
+                num_logits=num_logits,
+                hidden=self._keep_hidden,
+            )
         return logits
 
     def _chain_mask(self, rows: int, key_len: int) -> Tensor:
-        """[1, 1, rows, key_len]: each row sees the cache and the rows up to itself."""
+        """[rows, key_len] bool: each row sees the cache and the rows up to itself."""
         last_seen = torch.arange(self.length, self.length + rows, device=self._device)
-        return self._as_mask(torch.arange(key_len, device=self._device) <= last_seen[:, None])
+        return torch.arange(key_len, device=self._device) <= last_seen[:, None]
 
     def _tree_mask(self, parents: Sequence[int], key_len: int) -> Tensor:
-        """[1, 1, n + 1, key_len]: each row sees the cache, the root, its ancestors and itself."""
+        """[n + 1, key_len] bool: each row sees the cache, the root, its ancestors and itself."""
         rows = len(parents) + 1
         seen = torch.zeros(rows, key_len, dtype=torch.bool)
         seen[:, : self.length + 1] = True
         for node, parent in enumerate(parents):
             seen[node + 1] |= seen[parent + 1]
             seen[node + 1, self.length + 1 + node] = True
-        return self._as_mask(seen.to(self._device))
-
-    def _as_mask(self, seen: Tensor) -> Tensor:
-        seen = seen[None, None]
-        if self._bool_mask:
-            return seen
-        blocked = torch.finfo(self._mask_dtype).min  # eager attention adds its mask
-        return torch.zeros(seen.shape, dtype=self._mask_dtype, device=seen.device).masked_fill(~seen, blocked)
+        return seen.to(self._device)

@@ -27,7 +27,7 @@ CHART_CSS = """
 .after .js-plotly-plot .annotation-text, .after .js-plotly-plot .bartext { fill: var(--sv-ink) !important; }
 .after .js-plotly-plot .gridlayer path { stroke: var(--sv-grid) !important; }
 .after .js-plotly-plot .zerolinelayer path { stroke: var(--sv-axis) !important; }
-.after .bars .point path { fill: var(--sv-accepted-tint) !important; stroke: var(--sv-accepted-line) !important; fill-opacity: 1 !important; }
+.after .bars .point path { fill: color-mix(in srgb, var(--sv-accepted-line) 34%, var(--sv-bg)) !important; fill-opacity: 1 !important; stroke: none !important; }
 .after .bars .errorbars path { stroke: var(--sv-ink) !important; }
 .after .times .trace:nth-child(1) path.js-line { stroke: var(--sv-draft-time) !important; }
 .after .times .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
@@ -86,6 +86,10 @@ def _places(counters: Counters) -> go.Figure:
     bars = go.Bar(
         x=list(range(1, len(rows) + 1)),
         y=rates,
+        text=[f"{rate:.2f}" for rate in rates],
+        textposition="inside",
+        insidetextanchor="start",
+        textangle=0,
         customdata=[[row["accepted"], row["of"]] for row in rows],
         error_y={
             "type": "data",

@@ -1,7 +1,7 @@
 """The native half of the look: a Gradio theme and the few rules that a theme cannot express.
 
-Colour belongs to the data, so Gradio's own parts are ink and grey. The values repeat those of `assets/view.css`, because
-theme variables cannot refer to ours; a test compares the two.
+Colour belongs to the data, so Gradio's own parts are ink and grey. The values repeat those of `assets/tokens.css`,
+because theme variables cannot refer to ours; a test compares the two.
 """
 
 from __future__ import annotations
@@ -134,11 +134,18 @@ NATIVE_CSS = """
 .run button, button.run { font-weight: 700; }
 .sidebar .wrap:has(> .wrap-inner input[role=combobox]) { border-color: var(--sv-edge); }
 .sidebar input[type=range] { --neutral-200: var(--sv-surface-2); }
-.sidebar input[type=range]::-webkit-slider-thumb { border: 2px solid var(--sv-ink); box-shadow: none; background: var(--sv-bg); }
-.sidebar input[type=range]::-moz-range-thumb { border: 2px solid var(--sv-ink); box-shadow: none; background: var(--sv-bg); }
+.sidebar input[type=range]::-webkit-slider-thumb {
+  border: 2px solid var(--sv-ink); box-shadow: none; background: var(--sv-bg);
+}
+.sidebar input[type=range]::-moz-range-thumb {
+  border: 2px solid var(--sv-ink); box-shadow: none; background: var(--sv-bg);
+}
 .sidebar .head input[type=number] { width: 56px; text-align: right; border-radius: 6px; }
 @media (max-width: 767px) {
-  .actions { position: sticky; bottom: 0; z-index: 9; background: var(--sv-bg); border-top: 1px solid var(--sv-hair); padding: 10px 0; }
+  .actions {
+    position: sticky; bottom: 0; z-index: 9; padding: 10px 0;
+    background: var(--sv-bg); border-top: 1px solid var(--sv-hair);
+  }
   .actions button { min-height: 44px; }
 }
 """

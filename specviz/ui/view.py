@@ -20,14 +20,13 @@ _SCRIPTS = ("dom.js", "strip.js", "detail.js", "charts.js", "main.js")
 """In this order they are the body of one function, so each may use what stands before it."""
 
 
-
 def _read(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 VIEW_CSS = _read("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules travel in its template:
-`launch(css=...)` repeats each rule under a prefix of its own and drops `@container`, which would undo the narrow layout."""
+`launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
 _TEMPLATE = f"<style>{_read('tokens.css')}{_read('view.css')}</style>\n{_read('view/view.html')}"
 _SCRIPT = "\n".join(_read(f"view/{name}") for name in _SCRIPTS)

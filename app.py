@@ -1,0 +1,64 @@
+"""The dashboard: python app.py, then open the address it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from specviz.errors import SpecvizError
+
+DEFAULT_PORT = 7860
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the page until interrupted. Returns the exit status: 0, or 2 after an error."""
+    began = time.perf_counter()
+    options = _parser().parse_args(argv)
+    try:
+        return _serve(options, began)
+    except SpecvizError as error:
+        print(f"specviz: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"specviz: the page cannot be served on port {options.port}: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(options: argparse.Namespace, began: float) -> int:
+    from specviz.models.catalog import get_pair
+    from specviz.ui.host import EngineHost
+    from specviz.ui.page import build_page, launch
+
+    host = EngineHost(default_pair=get_pair(options.pair).name if options.pair else None, default_dtype=options.dtype)
+    if options.load:
+        host.start()
+    demo = build_page(host)
+    _, url, _ = launch(demo, server_name=options.host, server_port=options.port, prevent_thread_lock=True)
+    print(f"specviz is ready at {url} after {time.perf_counter() - began:.1f} s; the model loads meanwhile.", flush=True)
+    try:
+        phase = "loading"
+        while True:
+            time.sleep(0.5)
+            if host.status.phase != phase:
+                phase = host.status.phase
+                print(f"{host.status.text} ({time.perf_counter() - began:.1f} s)", flush=True)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        demo.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="app.py", description="See speculative decoding accept and reject tokens.")
+    parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on; 0.0.0.0 for all (default: %(default)s)")
+    parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: what is fast here")
+    parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

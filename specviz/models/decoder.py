@@ -1,0 +1,262 @@
+"""How a model is run for one pass: through transformers, or through a lean loop over the same weights.
+
+The lean loop covers the common decoder family (Llama, Mistral, Qwen2, Qwen3 and what shares their shape, SmolLM2 among
+them). It builds no masks in Python, fuses the projections that read the same input, writes keys and values in place and
+lets oneDNN keep weights in its own order. Everything else goes through transformers. Both give the same numbers up to
+rounding; `SPECVIZ_LEAN=0` switches the lean loop off.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from specviz.models.cache import InPlaceCache
+
+__all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
+
+_log = logging.getLogger(__name__)
+
+PACKED_ROWS = 8
+"""Rows oneDNN is told to expect; other numbers work as well."""
+
+
+class Decoder(Protocol):
+    """One pass of a model over rows of one sequence."""
+
+    num_layers: int
+    max_positions: int
+    device: torch.device
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run `cache.open`ed rows and write their keys and values.
+
+        Args:
+            ids, positions: [rows] int64. seen: [rows, key_len] bool, what each row attends to.
+        Returns:
+            [num_logits, vocab] logits of the last rows, and [rows, d_model] last hidden states if asked for.
+        """
+        ...
+
+
+_decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()
+
+
+def decoder_for(model: Any) -> Decoder:
+    """The fastest decoder that knows this model; the same one for every run, freed with the model."""
+    found = _decoders.get(model)
+    if found is None:
+        lean = os.environ.get("SPECVIZ_LEAN", "1") != "0" and LeanDecoder.knows(model)
+        found = LeanDecoder(model) if lean else TransformersDecoder(model)
+        _decoders[model] = found
+    return found
+
+
+class TransformersDecoder:
+    """Any causal LM of transformers, called as its authors meant it."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self._model = weakref.ref(model)  # the decoder is kept by model: a strong reference would keep both for ever
+        self.num_layers = int(config.num_hidden_layers)
+        self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        self.device = next(model.parameters()).device
+        self._adds_mask = getattr(config, "_attn_implementation", "sdpa") != "sdpa"
+        self._dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._can_keep = "logits_to_keep" in accepted
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        arguments: dict[str, Any] = {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "attention_mask": _additive(seen, self._dtype, lowest=True) if self._adds_mask else seen[None, None],
+            self._cache_name: cache.handle,
+            "use_cache": True,
+        }
+        if self._can_keep:
+            arguments["logits_to_keep"] = num_logits
+        if hidden:
+            arguments["output_hidden_states"] = True
+        model = self._model()
+        assert model is not None, "the model has been released"
+        output = model(**arguments)
+        return output.logits[0, -num_logits:], output.hidden_states[-1][0] if hidden else None
+
+
+class LeanDecoder:
+    """The Llama family as a plain loop. Holds its own fused copies of the projections, and the model's other tensors."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        body = model.model
+        self.num_layers = int(config.num_hidden_layers)
+        self.max_positions = int(config.max_position_embeddings)
+        self.device = body.embed_tokens.weight.device
+        attention = body.layers[0].self_attn
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._head_dim = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+        self._embedding = body.embed_tokens.weight
+        self._dtype = self._embedding.dtype
+        self._layers = [_Layer(layer) for layer in body.layers]
+        self._norm = _Norm(body.norm)
+        self._head = _Projection([model.lm_head], pack=False)
+        self._rotary = body.rotary_emb
+        self._cos = self._sin = torch.empty(0)
+
+    @staticmethod
+    def knows(model: Any) -> bool:
+        """Whether the model is of the family and has nothing that the loop leaves out."""
+        config = model.config
+        if getattr(config, "model_type", "") not in ("llama", "mistral", "qwen2", "qwen3"):
+            return False
+        body = getattr(model, "model", None)
+        if body is None or getattr(config, "hidden_act", "silu") != "silu" or getattr(config, "use_sliding_window", False):
+            return False
+        rope = getattr(config, "rope_parameters", None) or {}
+        return str(rope.get("rope_type", "default")) in ("default", "linear", "llama3", "yarn")
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        states = self.embed(ids)
+        states = self.run_layers(states, positions, seen, cache, 0, self.num_layers)
+        states = self._norm(states)
+        return self._head(states[-num_logits:]), states if hidden else None
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[rows] ids to [rows, d_model]."""
+        return torch.nn.functional.embedding(ids, self._embedding)
+
+    def head(self, states: Tensor) -> Tensor:
+        """[rows, d_model] states of any layer to [rows, vocab] logits through the final norm."""
+        return self._head(self._norm(states))
+
+    def run_layers(
+        self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
+    ) -> Tensor:
+        """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache."""
+        rows, groups = x.shape[0], self._heads // self._kv_heads
+        cos, sin = self._rotation(positions)
+        # The query heads that share a key head become rows of one head, so that no key or value is copied.
+        mask = _additive(seen.repeat(groups, 1), self._dtype)
+        kv = self._kv_heads * self._head_dim
+        rotated_heads = self._heads + self._kv_heads
+        for index in range(first, last):
+            layer = self._layers[index]
+            qkv = layer.qkv(layer.norm_in(x))
+            qk = qkv[:, :-kv].view(rows, rotated_heads, self._head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                qk = torch.cat((layer.q_norm(qk[:, : self._heads]), layer.k_norm(qk[:, self._heads :])), 1)
+            qk = _rotate(qk, cos, sin)
+            v = qkv[:, -kv:].view(rows, self._kv_heads, self._head_dim)
+            keys, values = cache.write(index, qk[:, self._heads :].transpose(0, 1)[None], v.transpose(0, 1)[None])
+            q = qk[:, : self._heads].reshape(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
+            q = q.reshape(1, self._kv_heads, groups * rows, self._head_dim)
+            mixed = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
+            mixed = mixed.view(self._kv_heads, groups, rows, self._head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+            x = x + layer.out(mixed)
+            gate, up = layer.gate_up(layer.norm_mid(x)).chunk(2, -1)
+            x = x + layer.down(silu(gate) * up)
+        return x
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines of [rows] positions, [rows, 1, head_dim]; kept as a table that grows by doubling."""
+        needed = int(positions.max()) + 1
+        if needed > self._cos.shape[0]:
+            size = min(self.max_positions, max(1024, 1 << (needed - 1).bit_length()))
+            places = torch.arange(max(size, needed), device=self.device)[None]
+            cos, sin = self._rotary(self._embedding[:1], places)
+            half = self._head_dim // 2
+            sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+            self._cos, self._sin = cos[0].to(self._dtype), sin.to(self._dtype)
+        return self._cos[positions, None], self._sin[positions, None]
+
+
+class _Layer:
+    """One decoder layer's tensors, projections that read the same input fused into one."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norm_in, self.norm_mid = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.qkv = _Projection([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = _Projection([attention.o_proj])
+        self.gate_up = _Projection([mlp.gate_proj, mlp.up_proj])
+        self.down = _Projection([mlp.down_proj])
+
+
+class _Norm:
+    """RMS norm, its mean in float32 as transformers has it."""
+
+    def __init__(self, module: Any) -> None:
+        self.weight = module.weight
+        self.eps = float(getattr(module, "variance_epsilon", None) or module.eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class _Projection:
+    """One matrix product for several linear layers of the same input; quantized layers are called one by one."""
+
+    def __init__(self, modules: list[Any], *, pack: bool = True) -> None:
+        self._modules: list[Any] = []
+        self._weight = self._bias = self._packed = None
+        if not all(type(module) is torch.nn.Linear for module in modules):
+            self._modules = modules
+            return
+        with torch.inference_mode():
+            biases = [module.bias for module in modules]
+            self._bias = torch.cat(biases) if all(bias is not None for bias in biases) else None
+            weight = modules[0].weight if len(modules) == 1 else torch.cat([module.weight for module in modules])
+            if pack and _can_pack(weight):
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_ROWS)
+            else:
+                self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        if self._weight is not None:
+            return linear(x, self._weight, self._bias)
+        outputs = [module(x) for module in self._modules]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype is torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [rows, heads, head_dim]; `sin` carries the sign of the half it multiplies."""
+    halves = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return torch.addcmul(x * cos, halves, sin)
+
+
+def _additive(seen: Tensor, dtype: torch.dtype, *, lowest: bool = False) -> Tensor:
+    """[1, 1, rows, keys]: 0 where seen, else minus infinity (or the lowest finite number)."""
+    blocked = torch.finfo(dtype).min if lowest else float("-inf")
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, blocked)[None, None]

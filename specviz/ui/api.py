@@ -1,0 +1,129 @@
+"""The endpoint for programs: the same engine, the same line, the same checks as the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from specviz.events import Event, RunFinished, RunStarted, event_to_json
+from specviz.metrics import Counters
+from specviz.ui.host import EngineHost, Notice
+from specviz.ui.problems import sentence_for
+from specviz.ui.settings import WatchSettings
+
+__all__ = ["CONCURRENCY", "add_api", "summary"]
+
+CONCURRENCY: dict[str, Any] = {"concurrency_id": "engine", "concurrency_limit": 12}
+"""Of everything that uses the engine. More than one may be let in, because all but one wait in the host's own line, which
+tells each visitor their place and holds the lock until a cancelled run has really ended."""
+
+
+def add_api(host: EngineHost) -> None:
+    """Register `spec_events` within the current Blocks."""
+
+    def spec_events(
+        prompt: str,
+        method: str = "prompt-lookup",
+        gamma: int = 4,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: list[str] | None = None,
+        pair: str = "",
+        dtype: str = "auto",
+        exact: str = "auto",
+        width: int = 8,
+        draft_quant: str = "auto",
+        raw: bool = False,
+        detail: bool = False,
+        time_limit_s: float = 120.0,
+    ) -> dict:
+        """Run speculative decoding and stream what happens: one JSON event a step, and a summary last.
+
+        Every message is an object with a "type": RunStarted, PrefillDone, StepDone (many), RunFinished, Summary.
+        A step lists the drafted tokens with their fate (accepted, rejected, discarded) and the emitted ones with their
+        origin (accepted, corrected, bonus, target).
+
+        Args:
+            prompt: what to answer, at most 20,000 characters.
+            method: how to draft: plain, prompt-lookup, quantized-copy, draft-model.
+            gamma: most tokens drafted per step, 0 to 15.
+            max_new_tokens: length limit, 1 to 4096.
+            temperature: 0 is greedy, at most 5.
+            top_k: 0 is off.
+            top_p: 1 is off.
+            repetition_penalty: 1 is off.
+            seed: of the random draws; none for a fresh one.
+            stop: at most 8 texts that end the answer.
+            pair: model pair of the catalog; empty for the one this page was started with.
+            dtype: auto, bfloat16 or float32.
+            exact: auto, on or off: passes of fixed width, so that greedy text equals plain decoding's to the bit.
+            width: rows of a pass in exact mode.
+            draft_quant: auto, nf4, bfloat16 or float32.
+            raw: no chat template: the model continues the text.
+            detail: add the five likeliest tokens of draft and target.
+            time_limit_s: wall-clock limit of the run, 1 to 600 seconds.
+        """
+        values = {
+            "prompt": prompt, "method": method, "gamma": gamma, "max_new_tokens": max_new_tokens,
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
+            "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact, "width": width,
+            "draft_quant": draft_quant, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
+        }  # fmt: skip
+        try:
+            yield from _events(host, WatchSettings.read(values, host.pairs))
+        except Exception as error:
+            raise gr.Error(sentence_for(error), print_exception=False) from None
+
+    gr.api(spec_events, api_name="spec_events", **CONCURRENCY)
+
+
+def summary(counters: Counters, started: RunStarted, finished: RunFinished) -> dict[str, Any]:
+    """What a program wants to know after a run, one flat object."""
+    return {
+        "type": "Summary",
+        "run_id": started.run_id,
+        "pair": started.pair,
+        "method": started.method,
+        "gamma": started.gamma,
+        "dtype": started.dtype,
+        "width": started.width,
+        "exactness": started.exactness,
+        "seed": started.settings.get("seed"),
+        "text": finished.text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "message": finished.message,
+    } | counters.to_json()
+
+
+def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any]]:
+    turn = host.turn(settings.pair, settings.dtype)
+    try:
+        engine = None
+        for item in turn:
+            if not isinstance(item, Notice):
+                engine = item
+                break
+            yield {"type": "Waiting", "text": item.text, "fraction": item.fraction}
+        assert engine is not None  # without a stop there is no other way out of the line
+        counters = Counters()
+        seen: dict[str, Event] = {}
+        events = engine.stream(settings.prompt, settings.config)
+        try:
+            for event in events:
+                counters.update(event)
+                seen[type(event).__name__] = event
+                yield event_to_json(event)
+        finally:
+            events.close()  # type: ignore[attr-defined]
+        started, finished = seen["RunStarted"], seen["RunFinished"]
+        assert isinstance(started, RunStarted) and isinstance(finished, RunFinished)
+        yield summary(counters, started, finished)
+    finally:
+        turn.close()  # type: ignore[attr-defined]

@@ -1,0 +1,68 @@
+"""The whole page: head, tabs, the endpoint for programs, and how it is served."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when Gradio is imported
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from specviz.ui.api import add_api
+from specviz.ui.charts import CHART_CSS
+from specviz.ui.header import make_header
+from specviz.ui.host import EngineHost
+from specviz.ui.recorded import Recording, opening_run
+from specviz.ui.theme import NATIVE_CSS, THEME
+from specviz.ui.view import VIEW_CSS
+from specviz.ui.watch import Watch
+
+__all__ = ["build_page", "launch"]
+
+PAGE_CSS = (Path(__file__).resolve().parents[2] / "assets" / "page.css").read_text(encoding="utf-8")
+CACHE_S = 3600
+MAX_QUEUE = 32
+"""Jobs that Gradio itself lets wait; visitors wait in the host's own, shorter line."""
+
+# Gradio opens its sidebar on phones, where it covers the page.
+_CLOSE_SIDEBAR_JS = """() => {
+  const shut = () => { if (innerWidth < 768) document.querySelector('.sidebar.open .toggle-button')?.click(); };
+  setTimeout(shut, 50);
+  setTimeout(shut, 400);
+}"""
+
+
+def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Blocks:
+    """The page around an engine; `recording` plays until somebody runs something, the stored one if none is given."""
+    watch = Watch(host, recording or opening_run())
+    with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
+        with gr.Sidebar(label="Settings", width=320):
+            watch.sidebar()
+        header = make_header(host.status)
+        with gr.Tabs():
+            with gr.Tab("Watch", id="watch"):
+                watch.main()
+        watch.connect(demo, header)
+        add_api(host)
+        demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
+    return demo.queue(max_size=MAX_QUEUE)
+
+
+def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
+    """Serve the page with everything off that it does not need: analytics, history, monitoring, error texts."""
+    settings: dict[str, Any] = {
+        "theme": THEME,
+        "css": VIEW_CSS + NATIVE_CSS + CHART_CSS + PAGE_CSS,
+        "footer_links": ["api"],
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "pwa": False,
+        "share": False,
+        "show_error": False,
+        "quiet": True,
+    }
+    return demo.launch(**(settings | options))

@@ -1,0 +1,365 @@
+"""The tab "Watch": what to run, the run as it happens, and what it came to."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from specviz.config import GREEDY_BELOW, MAX_GAMMA
+from specviz.drafters.base import Need
+from specviz.drafters.registry import METHODS, get_method
+from specviz.errors import SpecvizError
+from specviz.models.catalog import DRAFT_QUANTS, ModelPair
+from specviz.trace import dump_trace
+from specviz.ui.api import CONCURRENCY
+from specviz.ui.charts import Summary, summarize
+from specviz.ui.header import header_value
+from specviz.ui.host import EngineHost
+from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_live
+from specviz.ui.presets import load_regimes
+from specviz.ui.problems import sentence_for
+from specviz.ui.recorded import Recording
+from specviz.ui.settings import DEFAULTS, DTYPES, MAX_PROMPT_CHARS, MAX_TIME_S, WatchSettings, read_link
+from specviz.ui.stream import DeltaEncoder
+from specviz.ui.view import make_view
+from specviz.ui.visits import LastRun, Visit, Visits
+
+__all__ = ["Watch"]
+
+PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+"""For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
+
+POLL_S = 0.5
+MAX_LINK_PROMPT = 4000
+
+_PROMISES = {
+    "exact": "Exact in exact passes, else lossless.",
+    "lossless": "Lossless: the text keeps the target’s own distribution.",
+    "approximate": "Approximate: the rule changes the target’s distribution.",
+}
+
+_PRESET_JS = """(name) => {
+  const prompts = (%s)[name];
+  if (!prompts) return '';
+  const turns = window.specvizTurns ??= {};
+  return prompts[(turns[name] = (turns[name] ?? -1) + 1) %% prompts.length];
+}"""
+
+_LINK_JS = """(...values) => {
+  const names = %s, defaults = %s, note = document.querySelector('#link-note');
+  const url = new URL(location.href);
+  for (const name of names) url.searchParams.delete(name);
+  url.searchParams.delete('step');
+  let said = 'Link copied';
+  names.forEach((name, i) => {
+    const value = values[i];
+    if (value == null || value === defaults[name]) return;
+    const text = typeof value === 'boolean' ? String(Number(value)) : String(value);
+    if (name === 'prompt' && text.length > %d) { said = 'Link copied, without the long prompt'; return; }
+    url.searchParams.set(name, text);
+  });
+  history.replaceState(history.state, '', url);
+  const say = (text) => { note.textContent = text; setTimeout(() => { note.textContent = ''; }, 4000); };
+  if (!navigator.clipboard) return say('The link is in the address bar');
+  navigator.clipboard.writeText(url.href).then(() => say(said), () => say('The link is in the address bar'));
+}"""
+
+_OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
+
+
+class Watch:
+    """The tab's parts and what they do. Build it within a Blocks: first `sidebar`, then `main`, then `connect`."""
+
+    def __init__(self, host: EngineHost, recording: Recording | None) -> None:
+        self.host = host
+        self.recording = recording
+        self.visits = Visits()
+        self.fields: dict[str, gr.Component] = {}
+        self._refused = host.refusals()
+        self._traces = tempfile.TemporaryDirectory(prefix="specviz-")  # private to this user, gone with the process
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def sidebar(self) -> None:
+        """What to run, by the names of DEFAULTS."""
+        host, regimes = self.host, load_regimes()
+        pair = host.pairs[host.default_pair]
+        f = self.fields
+        f["prompt"] = gr.Textbox(
+            regimes[0].prompts[0], label="Prompt", lines=3, max_lines=7, max_length=MAX_PROMPT_CHARS, elem_id="prompt",
+            placeholder="What should the model answer?",
+        )  # fmt: skip
+        self.preset = gr.Radio(
+            [(regime.title, regime.name) for regime in regimes], value=regimes[0].name, label="Prompts to try",
+            show_label=False, container=False, elem_classes="presets", elem_id="presets",
+        )  # fmt: skip
+        f["pair"] = gr.Dropdown(
+            self._pair_choices(), value=host.default_pair, label="Model pair", info=_pair_info(pair), elem_id="pair",
+            filterable=False,
+        )  # fmt: skip
+        if self._refused:
+            with gr.Accordion("Pairs that do not fit here", open=False, elem_classes="quiet"):
+                gr.Markdown("\n".join(f"- {sentence}" for sentence in self._refused.values()))
+        f["method"] = gr.Dropdown(
+            _method_choices(pair), value=DEFAULTS["method"], label="How to draft", elem_id="method", filterable=False,
+            info=_method_info(DEFAULTS["method"], DEFAULTS["temperature"], pair),
+        )  # fmt: skip
+        f["gamma"] = _slider("Tokens drafted per step, γ", 0, MAX_GAMMA, "gamma", 1)
+        f["temperature"] = _slider("Temperature", 0, 1.5, "temperature", 0.05)
+        f["max_new_tokens"] = _slider("New tokens, at most", 16, 512, "max_new_tokens", 16)
+        f["measure_plain"] = gr.Checkbox(
+            DEFAULTS["measure_plain"], label="Measure plain decoding too", info="needed for the speed-up", elem_id="measure"
+        )
+        with gr.Accordion("More settings", open=False, elem_id="more"):
+            f["top_k"] = _slider("Top-k, 0 is off", 0, 200, "top_k", 1)
+            f["top_p"] = _slider("Top-p, 1 is off", 0.05, 1, "top_p", 0.05)
+            f["repetition_penalty"] = _slider("Repetition penalty, 1 is off", 1, 2, "repetition_penalty", 0.05)
+            f["seed"] = gr.Textbox("", label="Seed", info="empty for a fresh one, which the run then shows", max_lines=1)
+            f["stop"] = gr.Textbox("", label="Stop texts", info="one a line, at most 8; \\n is a line end", lines=2)
+            f["exact"] = gr.Radio(
+                [("Where it is cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"], label="Exact passes",
+                info="a fixed number of rows, so that greedy text equals plain decoding’s to the bit",
+            )  # fmt: skip
+            f["width"] = gr.Radio([("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Rows of an exact pass")
+            f["draft_quant"] = gr.Dropdown(
+                [("The pair’s own", "auto"), *((quant, quant) for quant in DRAFT_QUANTS)], value="auto",
+                label="Draft precision", info="how a drafting model’s weights are held", filterable=False,
+            )  # fmt: skip
+            f["dtype"] = gr.Dropdown(
+                [("What is fast here", "auto"), *((dtype, dtype) for dtype in DTYPES[1:])], value=host.default_dtype,
+                label="Number format", info="of all computing; another one loads the pair again", filterable=False,
+            )  # fmt: skip
+            f["raw"] = gr.Checkbox(DEFAULTS["raw"], label="No chat template", info="the model continues the text")
+            f["detail"] = gr.Checkbox(DEFAULTS["detail"], label="Record likeliest tokens", info="five of draft and target each")
+            f["time_limit_s"] = _slider("Time limit, seconds", 5, MAX_TIME_S, "time_limit_s", 5)
+
+    def main(self) -> None:
+        """The row of actions, the view, and the figures after a run."""
+        with gr.Row(elem_classes="toolbar"):
+            with gr.Row(elem_classes="actions"):
+                self.settings = gr.Button("Settings", elem_classes="open-settings", elem_id="settings", scale=0, min_width=96)
+                self.run = gr.Button("Run", variant="primary", elem_classes="run", elem_id="run", scale=0, min_width=96)
+                self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="stop", scale=0, min_width=92)
+            with gr.Row(elem_classes="extras"):
+                self.note = gr.HTML(
+                    html_template="<p id='link-note' role='status'></p>", js_on_load=_NOTE_JS, apply_default_css=False,
+                    elem_classes="note",
+                )  # fmt: skip
+                self.plain = gr.Button("Measure plain decoding", visible=False, elem_id="plain", scale=0, min_width=170)
+                self.save = gr.DownloadButton("Save trace", interactive=False, elem_id="save", scale=0, min_width=90)
+                self.copy = gr.Button("Copy link", elem_id="copy", scale=0, min_width=80)
+        self.view = make_view(self.recording.delta if self.recording else None)
+        # Never without figures: the first Plot of a page costs its browser a second, and that is paid at load.
+        summary = self.recording.summary if self.recording else summarize(())
+        with gr.Column(elem_classes="after", elem_id="after", visible=self.recording is not None) as self.after:
+            gr.HTML(html_template="<h2>After the run</h2>", js_on_load=None, apply_default_css=False)
+            with gr.Row(equal_height=False):
+                self.kept, self.kept_text = _figure_box("Steps by tokens kept", "steps", summary.kept, summary.kept_text, "bars")
+                self.places, self.places_text = _figure_box(
+                    "Acceptance by place in the draft", "share", summary.places, summary.places_text, "bars"
+                )
+                self.times, self.times_text = _figure_box("Time by step", "ms", summary.times, summary.times_text, "times")
+        self.timer = gr.Timer(POLL_S)
+
+    def connect(self, demo: gr.Blocks, header: gr.HTML) -> None:
+        """Wire the parts. Values arrive as the browser sent them: Gradio would refuse bad ones in a toast only, while
+        `WatchSettings` refuses them as content of the page."""
+        self.header = header
+        inputs = list(self.fields.values())
+        outputs = [
+            header, self.view, self.run, self.stop, self.plain, self.save, self.after,
+            self.kept, self.places, self.times, self.kept_text, self.places_text, self.times_text,
+        ]  # fmt: skip
+        raw: dict[str, Any] = PRIVATE | {"preprocess": False}
+        quick: dict[str, Any] = raw | {"queue": False}
+        self.run.click(self._run, inputs, outputs, **raw, **CONCURRENCY)
+        self.fields["prompt"].submit(self._run, inputs, outputs, **raw, **CONCURRENCY)
+        self.plain.click(self._measure, None, outputs, **raw, **CONCURRENCY)
+        self.stop.click(self._stop, None, self.stop, **quick)
+
+        prompts = {regime.name: regime.prompts for regime in load_regimes()}
+        self.preset.input(None, self.preset, self.fields["prompt"], js=_PRESET_JS % json.dumps(prompts), **PRIVATE)
+        self.fields["prompt"].input(None, None, self.preset, js="() => null", **PRIVATE)
+        shaping = [self.fields[name] for name in ("pair", "method", "temperature")]
+        gr.on(
+            [field.change for field in shaping], self._shape, shaping, [self.fields["pair"], self.fields["method"]], **quick
+        )
+        defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
+        link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
+        self.copy.click(None, inputs, None, js=link, **PRIVATE)
+        self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
+
+        demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
+        self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
+        demo.unload(self._leave)
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _run(self, *values: Any, request: gr.Request) -> Iterator[dict[Any, Any]]:
+        visit = self.visits.of(request.session_hash)
+        encoder = new_encoder()
+        try:
+            settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self._offered())
+        except SpecvizError as error:
+            yield {self.view: encoder.error(sentence_for(error))}
+            return
+        yield self._busy() | {self.view: encoder.status("Getting ready"), self.plain: gr.Button(visible=False)}
+        begun = False
+        for delta in run_live(self.host, visit, settings, encoder):
+            more: dict[Any, Any] = {}
+            if encoder.started is not None and not begun:
+                begun = True  # the figures below belong to the run before
+                more = {self.after: gr.Column(visible=False), self.save: gr.DownloadButton(interactive=False)}
+            yield {self.view: delta, self.header: header_value(self.host.status)} | more
+        yield self._idle() | (self._results(visit) if begun else {})
+
+    def _measure(self, request: gr.Request) -> Iterator[dict[Any, Any]]:
+        visit = self.visits.of(request.session_hash)
+        yield self._busy()
+        for delta in measure_plain(self.host, visit):
+            yield {self.view: delta}
+        yield self._idle() | self._results(visit)
+
+    def _stop(self, request: gr.Request) -> Any:
+        self.visits.of(request.session_hash).ask_to_stop()
+        return gr.Button(interactive=False)
+
+    def _leave(self, request: gr.Request) -> None:
+        self.visits.forget(request.session_hash)
+
+    def _busy(self) -> dict[Any, Any]:
+        return {self.run: gr.Button(interactive=False), self.stop: gr.Button(interactive=True)}
+
+    def _idle(self) -> dict[Any, Any]:
+        return {
+            self.run: gr.Button(interactive=True),
+            self.stop: gr.Button(interactive=False),
+            self.header: header_value(self.host.status),
+        }
+
+    def _results(self, visit: Visit) -> dict[Any, Any]:
+        """Figures and trace of the visitor's last run."""
+        run = visit.last
+        if run is None:
+            return {}
+        return self._figures(summarize(run.events, run.encoder.plain)) | {
+            self.after: gr.Column(visible=True),
+            self.plain: gr.Button(visible=can_measure_later(run)),
+            self.save: gr.DownloadButton(value=str(self._trace_file(run)), interactive=True),
+        }
+
+    def _figures(self, summary: Summary) -> dict[Any, Any]:
+        return {
+            self.kept: summary.kept,
+            self.places: summary.places,
+            self.times: summary.times,
+            self.kept_text: summary.kept_text,
+            self.places_text: summary.places_text,
+            self.times_text: summary.times_text,
+        }
+
+    def _trace_file(self, run: LastRun) -> Path:
+        """Gradio copies it for the download, so one file is kept here and written anew each time."""
+        config = run.settings.config
+        path = Path(self._traces.name) / run.encoder.run_id / f"specviz-{run.settings.pair}-{config.method}.jsonl"
+        for old in Path(self._traces.name).glob("*/*.jsonl"):
+            old.unlink(missing_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
+        return path
+
+    def _poll(self, request: gr.Request) -> dict[Any, Any]:
+        """Progress of the first load, until it has settled. A run in hand tells its own progress to the view."""
+        status = self.host.status
+        out: dict[Any, Any] = {self.header: header_value(status)}
+        if status.phase != "loading":
+            out[self.timer] = gr.Timer(active=False)
+        if self.visits.of(request.session_hash).stop is None:
+            encoder = new_encoder()
+            if status.phase == "failed":
+                out[self.view] = encoder.error(status.text)
+            elif status.phase == "loading":
+                out[self.view] = encoder.status(f"A recorded run is playing. {status.text}", status.fraction)
+            elif status.phase == "ready":
+                out[self.view] = encoder.status("")
+        return out
+
+    def _shape(self, pair: Any, method: Any, temperature: Any) -> tuple[Any, Any]:
+        """The menus' own words after a choice: what the pair is, which methods it can run, what the method promises."""
+        chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
+        if chosen is None or method not in METHODS:
+            return gr.skip(), gr.skip()
+        choices = _method_choices(chosen)
+        value = method if method in [name for _, name in choices] else DEFAULTS["method"]
+        return (
+            gr.Dropdown(info=_pair_info(chosen)),
+            gr.Dropdown(choices=choices, value=value, info=_method_info(value, temperature, chosen)),
+        )
+
+    def _restore(self, request: gr.Request) -> list[Any]:
+        """Fields from the link's query, as far as it holds; what does not is left alone and named."""
+        good, ignored = read_link(dict(request.query_params), self._offered())
+        out = [good.get(name, gr.skip()) for name in self.fields]
+        preset = None if "prompt" in good else gr.skip()
+        note = f"Ignored in the link: {', '.join(ignored)}" if ignored else ""
+        return [*out, preset, note]
+
+    # --- choices -----------------------------------------------------------------------------------------------------
+
+    def _offered(self) -> list[str]:
+        """Names of the pairs that can be chosen, the default first."""
+        names = [name for name in self.host.pairs if name not in self._refused and name != self.host.default_pair]
+        return [self.host.default_pair, *names]
+
+    def _pair_choices(self) -> list[tuple[str, str]]:
+        return [(self.host.pairs[name].title, name) for name in self._offered()]
+
+
+_NOTE_JS = """
+const note = element.querySelector('p');
+const show = () => { note.textContent = props.value ?? ''; };
+watch('value', show);
+show();
+"""
+
+
+def _slider(label: str, low: float, high: float, name: str, step: float) -> gr.Slider:
+    return gr.Slider(low, high, DEFAULTS[name], step=step, label=label, buttons=[], elem_id=name.replace("_", "-"))
+
+
+def _figure_box(title: str, unit: str, figure: Any, text: str, kind: str) -> tuple[gr.Plot, gr.HTML]:
+    with gr.Column(min_width=280, elem_classes=["figure", kind]):
+        head = f"<div class='fighead'><h3>{title}</h3><small>{unit}</small></div>"  # fixed words
+        gr.HTML(html_template=head, js_on_load=None, apply_default_css=False)
+        plot = gr.Plot(figure, label=title, show_label=False, container=False)
+        caption = gr.HTML(
+            value=text, html_template="<p class='caption'></p>", js_on_load=_NOTE_JS, apply_default_css=False
+        )
+    return plot, caption
+
+
+def _pair_info(pair: ModelPair) -> str:
+    size = sum(source.num_bytes for source in pair.parts().values())
+    download = f" Download {size / 1e6:,.0f} MB." if size else ""
+    account = " Its licence has to be accepted on the Hub." if pair.gated else ""
+    return f"{pair.summary}{download}{account}" if pair.summary else f"Needs {pair.memory_gb:.1f} GB.{account}"
+
+
+def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
+    """(title, name) of the methods this pair can run."""
+    return [(method.title, method.name) for method in METHODS.values() if pair.draft or Need.DRAFT not in method.needs]
+
+
+def _method_info(name: str, temperature: Any, pair: ModelPair) -> str:
+    method = get_method(name)
+    greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
+    word = method.exactness if greedy or method.exactness == "approximate" else "lossless"
+    missing = [m.title for m in METHODS.values() if Need.DRAFT in m.needs and pair.draft is None]
+    rest = f" Not offered for this pair, which has no second model: {missing[0].lower()}." if missing else ""
+    return f"{method.summary} {_PROMISES[word]}{rest}"
