@@ -92,9 +92,7 @@ def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
     """
     path = chromium_path()
     if path is None:
-        pytest.skip(
-            "No Chromium: pip install playwright, then set SPECVIZ_CHROMIUM or run playwright install chromium."
-        )
+        pytest.skip("No Chromium: pip install playwright, then set SPECVIZ_CHROMIUM or playwright install chromium.")
     with _playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_ARGS))
         try:

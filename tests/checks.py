@@ -1,4 +1,4 @@
-"""What must hold for every run, and models whose text hangs on all of its context, so that a cache fault shows in it."""
+"""What must hold for every run, and models whose text hangs on all of its context, so that cache faults show in it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def ids_from(seed: int, length: int, below: int = 256) -> list[int]:
     return torch.randint(below, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def random_tree(seed: int, truth: Sequence[int], num_nodes: int, depth: int, below: int = 250) -> tuple[Proposal, list[int]]:
+def random_tree(
+    seed: int, truth: Sequence[int], num_nodes: int, depth: int, below: int = 250
+) -> tuple[Proposal, list[int]]:
     """A tree of `num_nodes` nodes, mostly wrong, that holds `truth` as one root-to-node path at scattered places.
 
     Returns:
@@ -174,13 +176,13 @@ def steps_of(events: Sequence[Event]) -> list[StepDone]:
 
 
 def log_of(events: Sequence[Event]) -> list[Any]:
-    """The events as plain data without what differs between equal runs: clocks, memory, the run's id and date."""
+    """The events as plain data without what differs between equal runs: clocks, memory, machine, the run's id, date."""
     return [_without_clocks(event_to_json(event)) for event in events]
 
 
 def _without_clocks(data: Any) -> Any:
     if isinstance(data, dict):
-        hidden = ("run_id", "started_at", "memory")
+        hidden = ("run_id", "started_at", "memory", "machine")
         return {k: _without_clocks(v) for k, v in data.items() if k not in hidden and not k.endswith("_s")}
     return [_without_clocks(item) for item in data] if isinstance(data, list) else data
 
@@ -303,7 +305,9 @@ def _check_end(
     if finished.reason == "length":
         assert len(ids) == config.max_new_tokens
     if finished.reason == "context":
-        assert len(started.prompt_ids) + len(ids) == loaded.max_context < len(started.prompt_ids) + config.max_new_tokens
+        assert (
+            len(started.prompt_ids) + len(ids) == loaded.max_context < len(started.prompt_ids) + config.max_new_tokens
+        )
     if finished.reason in ("length", "eos", "stop"):
         assert not finished.message
     else:

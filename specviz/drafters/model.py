@@ -44,6 +44,7 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._max_new_tokens = max_new_tokens
         config = model.config.get_text_config(decoder=True)
+        self._num_known = int(config.vocab_size)
         self._max_context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self._session: Session | None = None
         self._fed: list[int] = []
@@ -58,7 +59,7 @@ class ModelDrafter:
         self._session = Session(self._model, capacity=capacity)
         if 1 < len(prompt_ids) <= self._max_context:
             self._fed = list(prompt_ids[:-1])
-            self._session.extend(self._fed)
+            self._session.extend(self._readable(self._fed))
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
         assert self._session is not None, "reset comes first"
@@ -100,7 +101,11 @@ class ModelDrafter:
             same += 1
         self._session.roll_back(same)
         self._fed = ids[:]
-        return self._aligned(self._session.extend(ids[same:])[0])
+        return self._aligned(self._session.extend(self._readable(ids[same:]))[0])
+
+    def _readable(self, ids: list[int]) -> list[int]:
+        """The ids with those that the draft has no row for replaced: it guesses worse behind them, and goes on."""
+        return [token if token < self._num_known else 0 for token in ids]
 
     def _pick(
         self,

@@ -114,7 +114,7 @@ class LeanDecoder:
         self._dtype = self._embedding.dtype
         self._layers = [_Layer(layer) for layer in body.layers]
         self._norm = _Norm(body.norm)
-        self._head = _Projection([model.lm_head], pack=False)
+        self._head = _Projection([model.lm_head])
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
 
@@ -244,7 +244,7 @@ class _Projection:
 def _can_pack(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
-        and weight.dtype is torch.bfloat16
+        and weight.dtype in (torch.bfloat16, torch.float32)
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )

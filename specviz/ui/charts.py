@@ -126,7 +126,7 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
     top = 1.25 * max([tallest[int(0.98 * (len(tallest) - 1))] if tallest else 1.0, *(value for _, value in ends)])
     for name, value, height in _apart(ends, top / 8):
         figure.add_annotation(
-            x=1.02, xref="paper", y=height, text=f"{value:.0f} {name}", showarrow=False, xanchor="left", font_size=13
+            x=1.02, xref="paper", y=height, text=f"{value:.{_digits(value)}f} {name}", showarrow=False, xanchor="left", font_size=13
         )
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(range=[0, top], nticks=4, ticksuffix=" ms")
@@ -201,8 +201,14 @@ def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
         return "No step was done."
     mean = 1000 * counters.decode_s / counters.num_steps
     if plain is None or plain.s_per_token is None:
-        return f"A step took {mean:.0f} ms. Plain decoding was not measured."
-    return f"A step took {mean:.0f} ms and wrote {counters.num_tokens / counters.num_steps:.1f} tokens; plain takes {1000 * plain.s_per_token:.0f} ms for one."
+        return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
+    tokens, one = counters.num_tokens / counters.num_steps, 1000 * plain.s_per_token
+    return f"A step took {mean:.{_digits(mean)}f} ms and wrote {tokens:.1f} tokens; plain takes {one:.{_digits(one)}f} ms for one."
+
+
+def _digits(milliseconds: float) -> int:
+    """Decimals worth showing."""
+    return 0 if milliseconds >= 10 or milliseconds < 0.05 else 1
 
 
 def _steps(number: int) -> str:

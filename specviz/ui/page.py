@@ -48,7 +48,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         watch.connect(demo, header)
         add_api(host)
         demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
-    return demo.queue(max_size=MAX_QUEUE)
+    return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 
 def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:

@@ -25,7 +25,7 @@ def _read(name: str) -> str:
 
 
 VIEW_CSS = _read("tokens.css")
-"""Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules travel in its template:
+"""Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
 _TEMPLATE = f"<style>{_read('tokens.css')}{_read('view.css')}</style>\n{_read('view/view.html')}"

@@ -173,7 +173,7 @@ class Watch:
         self.header = header
         inputs = list(self.fields.values())
         outputs = [
-            header, self.view, self.run, self.stop, self.plain, self.save, self.after,
+            header, self.view, self.run, self.stop, self.plain, self.save, self.note, self.after,
             self.kept, self.places, self.times, self.kept_text, self.places_text, self.times_text,
         ]  # fmt: skip
         raw: dict[str, Any] = PRIVATE | {"preprocess": False}
@@ -201,7 +201,7 @@ class Watch:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def _run(self, *values: Any, request: gr.Request) -> Iterator[dict[Any, Any]]:
+    def _run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
         visit = self.visits.of(request.session_hash)
         encoder = new_encoder()
         try:
@@ -209,7 +209,7 @@ class Watch:
         except SpecvizError as error:
             yield {self.view: encoder.error(sentence_for(error))}
             return
-        yield self._busy() | {self.view: encoder.status("Getting ready"), self.plain: gr.Button(visible=False)}
+        yield self._busy() | {self.view: encoder.status("Getting ready"), self.plain: gr.Button(visible=False), self.note: ""}
         begun = False
         for delta in run_live(self.host, visit, settings, encoder):
             more: dict[Any, Any] = {}
@@ -360,6 +360,5 @@ def _method_info(name: str, temperature: Any, pair: ModelPair) -> str:
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
     word = method.exactness if greedy or method.exactness == "approximate" else "lossless"
-    missing = [m.title for m in METHODS.values() if Need.DRAFT in m.needs and pair.draft is None]
-    rest = f" Not offered for this pair, which has no second model: {missing[0].lower()}." if missing else ""
+    rest = "" if pair.draft else " (This pair has no second model to draft with.)"
     return f"{method.summary} {_PROMISES[word]}{rest}"

@@ -1,0 +1,696 @@
+"""The dashboard around the engine: host, endpoint, page in Chromium. A tiny random model stands in for the pair, because
+under test are the line, the checks and the page; `tests/test_generator.py` tests the engine itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from browser import open_page
+from fakes import loaded_pair, tiny_llama
+from gradio_client import Client
+
+from specviz.config import RunConfig
+from specviz.errors import BusyError, ConfigError, ModelLoadError
+from specviz.events import RunFinished, StepDone, event_from_json
+from specviz.metrics import Baseline
+from specviz.models.decoder import decoder_for
+from specviz.trace import parse_trace
+from specviz.ui.charts import summarize
+from specviz.ui.host import MAX_WAITING, EngineHost, Notice
+from specviz.ui.live import measure_plain, new_encoder, run_live
+from specviz.ui.page import build_page, launch
+from specviz.ui.presets import load_regimes
+from specviz.ui.problems import sentence_for
+from specviz.ui.recorded import opening_run
+from specviz.ui.settings import DEFAULTS, MAX_PROMPT_CHARS, WatchSettings, read_link
+from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
+from specviz.ui.visits import Visit
+
+SECRET = "<b>boom</b> /home/somebody/.cache hf_secrettoken"
+TINY = loaded_pair(tiny_llama(), object()).pair
+PAIRS = {name: replace(TINY, name=name, title=name.title()) for name in ("tiny", "other", "third", "broken", "huge")}
+
+
+class Loader:
+    """Loads tiny models; counts what is alive. `delay_s` slows every pass of the target."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.alive: list[weakref.ref[Any]] = []
+        self.num_passes = 0
+        self.fail: Exception | None = None
+        self.gate: threading.Event | None = None
+
+    def __call__(self, pair: Any, *, dtype: str = "auto", progress: Callable[..., None]) -> Any:
+        progress(f"Loading {pair.title}", 0.5)
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if pair.name == "broken":
+            raise ModelLoadError("These weights are damaged. Choose another pair.")
+        if self.fail is not None:
+            raise self.fail
+        target = tiny_llama(positions=2048)
+        decoder = decoder_for(target)
+        forward = decoder.forward
+        decoder.forward = lambda *args, **more: self._pass() or forward(*args, **more)  # type: ignore[method-assign]
+        loaded = loaded_pair(target, tiny_llama(1, positions=2048))
+        loaded.pair = pair
+        self.alive.append(weakref.ref(target))
+        return loaded
+
+    def _pass(self) -> None:
+        self.num_passes += 1
+        if self.delay_s:
+            time.sleep(self.delay_s)
+
+    @property
+    def num_alive(self) -> int:
+        gc.collect()
+        return sum(ref() is not None for ref in self.alive)
+
+
+def make_host(loader: Loader | None = None, **more: Any) -> EngineHost:
+    def problem(pair: Any, dtype: str, freed: int) -> str | None:
+        return "Huge needs 900.0 GB of memory, and 8.0 GB are free here." if pair.name == "huge" else None
+
+    return EngineHost(PAIRS, load=loader or Loader(), **({"problem": problem} | more))
+
+
+def take(host: EngineHost, pair: str = "tiny") -> Any:
+    """(turn, engine) of somebody who waits until it is theirs."""
+    turn = host.turn(pair)
+    return turn, next(item for item in turn if not isinstance(item, Notice))
+
+
+def settings(**values: Any) -> WatchSettings:
+    return WatchSettings.read({"prompt": "abc abc abc", "max_new_tokens": 12, "measure_plain": False} | values, PAIRS)
+
+
+def deltas(texts: Any) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in texts]
+
+
+def wait_until(check: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+# --- settings: case 92 ---------------------------------------------------------------------------------------------
+
+
+BAD = [
+    ("gamma", 10_000, "between 0 and 15"),
+    ("gamma", 2.5, "whole number"),
+    ("gamma", None, "number from 0 to 15"),
+    ("gamma", "4", "number from 0 to 15"),
+    ("gamma", True, "number from 0 to 15"),
+    ("max_new_tokens", 1e9, "between 1 and 4096"),
+    ("max_new_tokens", float("nan"), "number from 1 to 4096"),
+    ("max_new_tokens", 0, "between 1 and 4096"),
+    ("temperature", float("inf"), "number from 0"),
+    ("temperature", -1, "between 0"),
+    ("top_k", -5, "between 0"),
+    ("top_p", 0, "above 0"),
+    ("repetition_penalty", 0, "between 0.1"),
+    ("seed", 2**80, "between 0"),
+    ("seed", "-1", "whole number"),
+    ("seed", "1e3", "whole number"),
+    ("seed", [1], "number from 0"),
+    ("stop", "\n".join("abcdefghi"), "at most 8"),
+    ("stop", "x" * 201, "1 to 200"),
+    ("stop", 7, "texts"),
+    ("method", "<img src=x>", "Unknown method"),
+    ("method", None, "text"),
+    ("pair", "/etc/passwd", "one of tiny"),
+    ("dtype", "int1", "one of auto"),
+    ("exact", True, "one of auto"),
+    ("draft_quant", "q4", "one of auto"),
+    ("width", 1e6, "between 1 and 64"),
+    ("raw", "yes", "on or off"),
+    ("time_limit_s", 0, "between 1"),
+    ("time_limit_s", 1e9, "between 1"),
+    ("prompt", None, "text"),
+    ("prompt", "x" * 5_000_000, "20,000 characters"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "limit"), BAD, ids=[f"{name}-{str(value)[:12]}" for name, value, _ in BAD])
+def test_92_bad_values_are_refused_with_the_limit_named(name: str, value: Any, limit: str) -> None:
+    with pytest.raises(ConfigError, match=limit) as caught:
+        settings(**{name: value})
+    assert len(str(caught.value)) < 400
+
+
+def test_good_values_are_taken() -> None:
+    read = settings(seed=" 7 ", stop="a\n\\n\n", exact="on", top_k=3.0, gamma=7)
+    assert read.config.sampling.seed == 7
+    assert read.config.stop == ("a", "\n")
+    assert read.config.exact is True
+    assert read.config.sampling.top_k == 3
+    assert settings(seed=None).config.sampling.seed is None
+    with pytest.raises(ConfigError, match="--width 16"):
+        settings(exact="on", gamma=8)
+
+
+def test_a_link_restores_what_holds_and_names_what_does_not() -> None:
+    query = {"prompt": "hi <b>", "gamma": "7", "temperature": "nan", "method": "plain", "raw": "1", "detail": "true",
+             "max_new_tokens": "1e9", "top_p": "0.5", "pair": "nope", "seed": "12", "unknown": "x", "__theme": "dark"}  # fmt: skip
+    good, ignored = read_link(query, PAIRS)
+    assert good == {"prompt": "hi <b>", "gamma": 7, "method": "plain", "raw": True, "top_p": 0.5, "seed": "12"}
+    assert sorted(ignored) == ["detail", "max_new_tokens", "pair", "temperature"]
+
+
+def test_presets_are_six_regimes_that_fit_the_page() -> None:
+    regimes = load_regimes()
+    assert [regime.name for regime in regimes] == ["copying", "code", "facts", "story", "translation", "dialogue"]
+    assert all(regime.prompts and len(text) < MAX_PROMPT_CHARS for regime in regimes for text in regime.prompts)
+
+
+# --- host ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_load_is_told_in_words_and_ends_ready() -> None:
+    loader = Loader()
+    loader.gate = threading.Event()
+    host = make_host(loader)
+    thread = host.start()
+    wait_until(lambda: host.status.fraction == 0.5)
+    assert (host.status.phase, host.status.text) == ("loading", "Loading Tiny")
+    turn = host.turn("tiny")
+    first = next(turn)
+    assert isinstance(first, Notice) and "Loading Tiny" in first.text
+    loader.gate.set()
+    assert next(item for item in turn if not isinstance(item, Notice)) is host.engine
+    turn.close()
+    thread.join(5)
+    assert host.status.phase == "ready"
+    assert host.status.text.startswith("Ready · Tiny, float64, ")
+    assert not host.is_busy
+
+
+def test_96_switching_keeps_one_pair_in_memory_and_the_old_one_when_the_new_fails() -> None:
+    loader = Loader()
+    host = make_host(loader)
+    for name in ("tiny", "other", "tiny", "third", "other"):
+        turn, engine = take(host, name)
+        assert engine.loaded.pair.name == name
+        del engine
+        turn.close()
+        assert loader.num_alive == 1
+    for name, sentence in (("broken", "damaged"), ("huge", "900.0 GB")):
+        turn = host.turn(name)
+        with pytest.raises(ModelLoadError, match=sentence):
+            list(turn)
+        assert not host.is_busy
+        assert host.status.phase == "ready"
+        turn, engine = take(host, "other")
+        assert list(engine.stream("ab", RunConfig("plain", max_new_tokens=3)))[-1].num_tokens == 3
+        del engine
+        turn.close()
+    assert loader.num_alive == 1
+
+
+def test_96_a_pair_that_fits_only_alone_makes_the_old_one_leave_first_and_come_back() -> None:
+    loader = Loader()
+    seen = []
+
+    def problem(pair: Any, dtype: str, freed: int) -> str | None:
+        if host.engine is None or freed:
+            return None
+        return f"{pair.title} does not fit beside the other."
+
+    host = make_host(loader, problem=problem)
+    host._say = lambda text, fraction, pair: seen.append((text, loader.num_alive))  # type: ignore[method-assign]
+    for name in ("tiny", "other"):
+        turn, engine = take(host, name)
+        del engine
+        turn.close()
+    assert ("Loading Other", 0) in seen
+    with pytest.raises(ModelLoadError, match="damaged"):
+        list(host.turn("broken"))
+    assert host.engine is not None and host.engine.loaded.pair.name == "other"
+    assert any(text == "Going back to Other" for text, _ in seen)
+
+
+def test_93_an_unforeseen_failure_shows_an_id_and_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Loader()
+    loader.fail = RuntimeError(SECRET)
+    host = make_host(loader)
+    visit = Visit()
+    sent = list(run_live(host, visit, settings(), new_encoder()))
+    last = json.loads(sent[-1])
+    mark = caplog.records[-1].args[0]
+    assert mark in last["error"]
+    for part in ("boom", "/home", "hf_"):
+        assert all(part not in text for text in [*sent, host.status.text])
+    assert not host.is_busy
+    assert sentence_for(MemoryError()).startswith("This machine ran out of memory.")
+
+
+def test_82_our_own_errors_are_content_with_the_remedy() -> None:
+    host = make_host()
+    last = deltas(run_live(host, Visit(), settings(pair="broken"), new_encoder()))[-1]
+    assert last["error"] == "These weights are damaged. Choose another pair."
+    last = deltas(run_live(host, Visit(), settings(prompt="x" * 3000), new_encoder()))[-1]
+    assert "Shorten the prompt." in last["error"]
+
+
+def test_one_at_a_time_in_the_order_of_arrival_and_a_full_line_says_so() -> None:
+    host = make_host()
+    first, _ = take(host)
+    waiting = [host.turn("tiny") for _ in range(MAX_WAITING)]
+    texts = [next(turn).text for turn in waiting]
+    assert texts[0].startswith("You are next in line.")
+    assert texts[1].startswith("You are second in line.")
+    with pytest.raises(BusyError, match="waiting already"):
+        next(host.turn("tiny"))
+    waiting[0].close()
+    assert next(waiting[1]).text.startswith("You are next in line.")
+    first.close()
+    assert isinstance(next(waiting[2]), Notice)
+    assert not isinstance(next(waiting[1]), Notice)
+    for turn in waiting:
+        turn.close()
+    assert host.num_waiting == 0 and not host.is_busy
+
+
+def test_80_starting_and_stopping_while_another_runs_leaves_no_trace() -> None:
+    host = make_host()
+    turn, engine = take(host)
+    run = engine.stream("abc", RunConfig("plain", max_new_tokens=20))
+    next(run)
+    for _ in range(5):
+        visit = Visit()
+        waiting = run_live(host, visit, settings(), new_encoder())
+        assert "next in line" in next(waiting)
+        assert host.num_waiting == 1
+        visit.ask_to_stop()
+        assert "Stopped before the run began" in list(waiting)[-1]
+        assert host.num_waiting == 0
+    assert list(run)[-1].reason in ("length", "eos")
+    turn.close()
+
+
+def test_a_visitor_who_leaves_during_a_load_leaves_the_engine_to_it() -> None:
+    loader = Loader()
+    host = make_host(loader)
+    loader.gate = threading.Event()
+    turn = host.turn("other")
+    next(turn)
+    turn.close()
+    assert host.is_busy
+    loader.gate.set()
+    wait_until(lambda: not host.is_busy)
+    assert host.engine is not None and host.engine.loaded.pair.name == "other"
+
+
+# --- a run as deltas -----------------------------------------------------------------------------------------------
+
+
+def test_94_a_closed_page_ends_the_run_within_a_step_and_frees_the_engine() -> None:
+    loader = Loader(delay_s=0.002)
+    host = make_host(loader)
+    visit = Visit()
+    run = run_live(host, visit, settings(method="plain", max_new_tokens=2000), new_encoder())
+    for text in run:
+        if '"steps"' in text:
+            break
+    before = loader.num_passes
+    assert before > 0
+    closer = threading.Thread(target=run.close)  # a generator may be closed on any thread
+    closer.start()
+    closer.join(5)
+    assert loader.num_passes - before <= 1
+    assert not host.is_busy
+    assert visit.stop is None
+    turn, _ = take(host)
+    turn.close()
+
+
+def test_94_stop_keeps_what_is_there() -> None:
+    host = make_host(Loader(delay_s=0.002))
+    visit = Visit()
+    run = run_live(host, visit, settings(method="plain", max_new_tokens=2000, measure_plain=True), new_encoder())
+    sent = []
+    for text in run:
+        sent.append(json.loads(text))
+        if "steps" in sent[-1]:
+            visit.ask_to_stop()
+    finish = sent[-1]["finish"]
+    steps = sum(len(delta.get("steps", [])) for delta in sent)
+    assert finish["reason"] == "cancelled"
+    assert 0 < finish["num_tokens"] < 2000
+    assert finish["num_steps"] == steps
+    assert sent[-1]["status"]["text"] == f"Stopped after {finish['num_tokens']} tokens in {steps} steps. What is there stays."
+    assert not host.is_busy
+    assert visit.last is not None
+    assert isinstance(visit.last.events[-1], RunFinished)
+
+
+def test_a_run_then_measures_plain_decoding_and_draws_the_conclusion() -> None:
+    host = make_host()
+    visit = Visit()
+    sent = deltas(run_live(host, visit, settings(measure_plain=True), new_encoder()))
+    assert [delta["seq"] for delta in sent] == list(range(len(sent)))
+    assert len({delta["run"] for delta in sent}) == 1
+    assert sent[-1]["plain"]["num_tokens"] == 12
+    assert sent[-1]["plain"]["same_text"] is True
+    assert sent[-1]["verdict"]["speed_up"] > 0
+    assert sent[-1]["status"]["text"].startswith("Finished: 12 tokens")
+    assert visit.last is not None and visit.last.plain
+
+
+def test_the_baseline_can_be_measured_afterwards() -> None:
+    host = make_host()
+    visit = Visit()
+    assert "no run here" in list(measure_plain(host, visit))[-1]
+    sent = deltas(run_live(host, visit, settings(temperature=0.8), new_encoder()))
+    assert all("plain" not in delta for delta in sent)
+    more = deltas(measure_plain(host, visit))
+    assert more[-1]["plain"]["tokens_per_s"] > 0
+    assert more[-1]["plain"]["same_text"] is None
+    assert more[0]["seq"] == sent[-1]["seq"] + 1
+    assert visit.last is not None
+    parsed = [visit.last.events[0].settings["seed"], visit.last.plain[0].settings["seed"]]  # type: ignore[union-attr]
+    assert parsed[0] == parsed[1]
+
+
+def test_79_updates_are_few_and_complete() -> None:
+    host = make_host()
+    turn, engine = take(host)
+    encoder = DeltaEncoder("r")
+    events = engine.stream("abc", RunConfig("plain", max_new_tokens=600))
+    began = time.perf_counter()
+    sent = list(coalesce(encoder, events))
+    seconds = time.perf_counter() - began
+    turn.close()
+    finished = json.loads(sent[-1])["finish"]
+    assert len(sent) <= 4 + seconds * UPDATES_PER_S * 1.1
+    assert sum(len(json.loads(text).get("steps", [])) for text in sent) == finished["num_steps"]
+    assert len("".join(sent)) < 1200 * finished["num_steps"]
+
+
+def test_stopping_ends_the_stream_like_any_other_end() -> None:
+    host = make_host()
+    turn, engine = take(host)
+    stop = threading.Event()
+    events = []
+    for event in stoppable(engine.stream("abc", RunConfig("plain", max_new_tokens=50)), stop.is_set):
+        events.append(event)
+        if isinstance(event, StepDone) and event.index == 5:
+            stop.set()
+    turn.close()
+    end = events[-1]
+    assert isinstance(end, RunFinished)
+    emitted = [token for event in events if isinstance(event, StepDone) for token in event.emitted]
+    assert (end.reason, end.num_steps, end.token_ids) == ("cancelled", 5, tuple(token.token_id for token in emitted))
+    assert end.text == "".join(token.text for token in emitted if not token.special)
+
+
+# --- figures and recording -----------------------------------------------------------------------------------------
+
+
+def test_figures_hold_numbers_and_fixed_words_only() -> None:
+    host = make_host()
+    visit = Visit()
+    list(run_live(host, visit, settings(prompt="<b>bold</b> <b>bold</b> <b>bold</b>", measure_plain=True), new_encoder()))
+    assert visit.last is not None
+    summary = summarize(visit.last.events, visit.last.encoder.plain)
+    texts = summary.kept.to_json() + summary.places.to_json() + summary.times.to_json()
+    assert "bold" not in texts
+    assert "plain step" in texts
+    assert [trace.type for trace in summary.times.data] == ["scatter"] * 4
+    assert sum(summary.kept.data[0].y) == visit.last.encoder.counters.num_drafting_steps
+
+
+def test_figures_of_nothing_and_of_plain_decoding_are_drawn_too() -> None:
+    empty = summarize(())
+    assert empty.kept_text == "No step drafted anything."
+    host = make_host()
+    visit = Visit()
+    list(run_live(host, visit, settings(method="plain"), new_encoder()))
+    assert visit.last is not None
+    assert summarize(visit.last.events).places_text == "No drafted token was tested."
+
+
+def test_the_opening_run_is_a_real_one_and_says_where_it_was_measured() -> None:
+    recording = opening_run()
+    assert recording is not None
+    delta = json.loads(recording.delta)
+    assert delta["mode"] == "recorded"
+    assert delta["start"]["method"] == "prompt-lookup"
+    assert delta["start"]["prompt"] == load_regimes()[0].prompts[0]
+    assert "the machine of the recording" in delta["verdict"]["detail"]
+    assert "this machine" not in json.dumps(delta["verdict"])
+    assert Baseline.of(recording.trace.plain, recording.trace.events) is not None
+    assert all("counters" in step for step in delta["steps"])
+
+
+# --- served --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(loader: Loader) -> Iterator[tuple[str, EngineHost]]:
+    host = make_host(loader)
+    host.start()
+    demo = build_page(host)
+    _, url, _ = launch(demo, prevent_thread_lock=True, server_name="127.0.0.1")
+    try:
+        yield url, host
+    finally:
+        demo.close()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[tuple[str, EngineHost, Loader]]:
+    loader = Loader(delay_s=0.01)
+    with served(loader) as (url, host):
+        wait_until(lambda: host.status.phase == "ready", 20)
+        yield url, host, loader
+
+
+@pytest.fixture(scope="module")
+def client(site: Any) -> Client:
+    return Client(site[0], verbose=False)
+
+
+def test_the_endpoint_streams_events_and_ends_in_a_summary(client: Client) -> None:
+    job = client.submit("abc abc abc", method="draft-model", max_new_tokens=10, api_name="/spec_events")
+    sent = list(job)
+    assert job.exception() is None
+    sent = [message for message in sent if message["type"] != "Waiting"]
+    assert [message["type"] for message in (sent[0], sent[1], sent[-2], sent[-1])] == [
+        "RunStarted", "PrefillDone", "RunFinished", "Summary",
+    ]  # fmt: skip
+    events = [event_from_json(message) for message in sent[:-1]]
+    assert sent[-1]["token_ids"] == list(events[-1].token_ids)  # type: ignore[union-attr]
+    assert sent[-1]["num_tokens"] == 10
+    assert sent[-1]["num_steps"] == len(events) - 3
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        ({"gamma": 10_000}, "between 0 and 15"),
+        ({"max_new_tokens": int(1e9)}, "between 1 and 4096"),
+        ({"top_k": -5}, "between 0"),
+        ({"seed": 2**80}, "between 0"),
+        ({"method": "tree"}, "Unknown method"),
+        ({"prompt": "x" * 5_000_000}, "20,000 characters"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_92_the_endpoint_refuses_and_goes_on(client: Client, values: dict[str, Any], limit: str) -> None:
+    arguments = {"prompt": "ab", "max_new_tokens": 2} | values
+    with pytest.raises(Exception, match=limit):
+        client.submit(**arguments, api_name="/spec_events").result()
+    assert list(client.submit("ab", max_new_tokens=2, api_name="/spec_events"))[-1]["num_tokens"] == 2
+
+
+def test_94_a_cancelled_endpoint_call_ends_the_run(client: Client, site: Any) -> None:
+    _, host, loader = site
+    job = client.submit("ab", method="plain", max_new_tokens=1500, api_name="/spec_events")
+    for message in job:
+        if message["type"] == "StepDone":
+            break
+    job.cancel()
+    wait_until(lambda: not host.is_busy)
+    passes = loader.num_passes
+    time.sleep(0.2)
+    assert loader.num_passes == passes
+
+
+def test_only_the_endpoint_for_programs_is_listed(client: Client) -> None:
+    listed = client.view_api(return_format="dict", print_info=False)
+    assert list(listed["named_endpoints"]) == ["/spec_events"]
+    assert not listed["unnamed_endpoints"]
+
+
+# --- in Chromium ---------------------------------------------------------------------------------------------------
+
+READY = "document.querySelector('.ready')?.dataset.phase === 'ready'"
+IDLE = "!document.querySelector('#run').disabled"
+STATUS = "document.querySelector('#view .status').textContent"
+
+
+@contextmanager
+def opened(url: str, **context: Any) -> Iterator[Any]:
+    """A loaded page; afterwards: no error on the console, no request to elsewhere, no update missed."""
+    with open_page(url, **({"viewport": {"width": 1280, "height": 900}} | context)) as watched:
+        watched.page.wait_for_selector("#run", timeout=30_000)
+        watched.page.wait_for_function(READY, timeout=30_000)
+        yield watched.page
+        assert watched.errors == []
+        assert watched.outside == []
+        assert not [message for message in watched.messages if "missed updates" in message]
+
+
+def set_number(page: Any, name: str, value: int) -> None:
+    field = page.locator(f"#{name} input[type=number]")
+    field.fill(str(value))
+    field.press("Tab")
+
+
+def run_and_wait(page: Any) -> None:
+    page.click("#run")
+    page.wait_for_function(f"{STATUS}.includes('Finished') || {STATUS}.includes('Stopped')", timeout=30_000)
+    page.wait_for_function(IDLE, timeout=30_000)
+
+
+def test_the_page_opens_on_a_recorded_run_then_runs_its_own(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_selector("#view .recording:visible")
+        assert "Recorded run" in page.inner_text("#view .recording")
+        assert "machine of the recording" in page.inner_text("#view .verdict")
+        assert page.locator("#view .strip .tk").count() > 20
+        assert page.locator("#after .js-plotly-plot").count() == 3
+
+        page.fill("#prompt textarea", "abc <img src=x onerror=alert(1)> ${1+1} abc abc")
+        set_number(page, "max-new-tokens", 32)
+        run_and_wait(page)
+        assert not page.is_visible("#view .recording")
+        assert page.inner_text("#view .promptline").endswith("abc <img src=x onerror=alert(1)> ${1+1} abc abc")
+        assert "plain decoding of the same prompt" in page.inner_text("#view .verdict")
+        page.wait_for_selector("#after .js-plotly-plot .barlayer", timeout=10_000)
+        with page.expect_download() as download:
+            page.click("#save")
+        trace = parse_trace(download.value.path().read_bytes())
+        assert trace.damage == ""
+        assert trace.plain
+        end = trace.events[-1]
+        assert isinstance(end, RunFinished)
+        assert page.evaluate("document.querySelector('#view .answer').textContent") == end.text
+
+
+def test_94_stop_keeps_the_text_on_the_page_and_the_next_run_starts(site: Any) -> None:
+    _, host, loader = site
+    with opened(site[0], reduced_motion="reduce") as page:
+        set_number(page, "max-new-tokens", 512)
+        loader.delay_s = 0.05
+        page.click("#run")
+        page.wait_for_function("document.querySelector('#view .headline').textContent.match(/in [0-9]+ step/)")
+        page.click("#stop")
+        page.wait_for_function(f"{STATUS}.startsWith('Stopped after')", timeout=10_000)
+        loader.delay_s = 0.01
+        page.wait_for_function(IDLE)
+        assert page.inner_text("#view .status").endswith("What is there stays.")
+        assert not host.is_busy
+        count = page.locator("#view .strip .st").count()
+        assert count > 0
+        page.wait_for_timeout(300)
+        assert page.locator("#view .strip .st").count() == count
+        assert page.is_visible("#plain")
+        page.click("#plain")
+        page.wait_for_function("document.querySelector('#view .versus').checkVisibility()", timeout=20_000)
+        page.wait_for_function(IDLE)
+
+
+def test_94_a_closed_tab_ends_its_run(site: Any) -> None:
+    _, host, loader = site
+    loader.delay_s = 0.05
+    with opened(site[0], reduced_motion="reduce") as page:
+        set_number(page, "max-new-tokens", 512)
+        page.click("#run")
+        page.wait_for_function("document.querySelector('#view .headline').textContent.match(/in [0-9]+ step/)")
+        assert host.is_busy
+        page.close()
+        wait_until(lambda: not host.is_busy, 10)
+    loader.delay_s = 0.01
+
+
+def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_selector("#view .strip .st")
+        count = page.locator("#view .strip .tk").count()
+        page.fill("#prompt textarea", "x" * 3000)
+        page.click("#run")
+        page.wait_for_selector("#view .problem:visible")
+        assert "Shorten the prompt." in page.inner_text("#view .problem")
+        page.wait_for_function(IDLE)
+        assert page.locator("#view .strip .tk").count() == count
+        page.click("#pair input")
+        page.click("[role=option]:has-text('Broken')")
+        page.fill("#prompt textarea", "abc")
+        page.click("#run")
+        page.wait_for_function("document.querySelector('#view .problem').textContent.includes('These weights are damaged')")
+        page.wait_for_function(IDLE)
+        assert "Ready · Tiny" in page.inner_text("#masthead")
+
+
+def test_a_link_restores_settings_and_ignores_what_is_bad(site: Any) -> None:
+    with opened(site[0] + "?prompt=hello%20%3Cb%3E&gamma=6&temperature=0.5&max_new_tokens=99999&method=evil") as page:
+        page.wait_for_function("document.querySelector('#prompt textarea').value === 'hello <b>'")
+        assert page.input_value("#gamma input[type=number]") == "6"
+        assert page.input_value("#temperature input[type=number]") == "0.5"
+        assert page.input_value("#max-new-tokens input[type=number]") == str(DEFAULTS["max_new_tokens"])
+        assert page.inner_text("#link-note") == "Ignored in the link: method, max_new_tokens"
+        page.click("#copy")
+        page.wait_for_function("location.search.includes('gamma=6')")
+        again = page.url
+        assert "evil" not in again and "99999" not in again
+    with opened(again) as page:
+        page.wait_for_function("document.querySelector('#prompt textarea').value === 'hello <b>'")
+        assert page.input_value("#temperature input[type=number]") == "0.5"
+        assert page.inner_text("#link-note") == ""
+
+
+def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.click("#presets label:has-text('Code')")
+        code = load_regimes()[1]
+        page.wait_for_function("text => document.querySelector('#prompt textarea').value === text", arg=code.prompts[0])
+        set_number(page, "max-new-tokens", 16)
+        page.focus("#run")
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"{STATUS}.includes('Finished')", timeout=30_000)
+        page.wait_for_function(IDLE)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_sideways_scroll_and_nothing_for_axe(site: Any, theme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    url = f"{site[0]}?__theme={theme}"
+    with opened(url, viewport={"width": width, "height": 844}, color_scheme=theme, reduced_motion="reduce") as page:
+        page.wait_for_selector("#after .js-plotly-plot .main-svg")
+        page.wait_for_timeout(700)  # Gradio's own transitions
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        if width < 768:
+            assert page.is_visible("#settings")
+            assert page.evaluate("document.querySelector('.sidebar').getBoundingClientRect().right <= 1")
+        found = axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+        assert [(v["id"], [node["html"][:160] for node in v["nodes"]][:3]) for v in found] == []
