@@ -21,6 +21,7 @@ from torch import Tensor
 from specviz.config import DEFAULT_WIDTH, RunConfig
 from specviz.detokenize import Detokenizer, Piece, StopScanner, split_text, visible_part
 from specviz.drafters.base import DraftContext, Drafter, Outcome
+from specviz.drafters.options import read_options
 from specviz.drafters.registry import Method, get_method
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import (
@@ -100,7 +101,8 @@ class SpeculativeGenerator:
             )
         width, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
-        config = replace(config, sampling=replace(config.sampling, seed=seed))
+        options = read_options(method.name, method.options, config.options)
+        config = replace(config, sampling=replace(config.sampling, seed=seed), options=options)
         drafter, draft_info = method.build(self.loaded, config)
         started = RunStarted(
             run_id=uuid.uuid4().hex[:12],
@@ -130,7 +132,7 @@ class SpeculativeGenerator:
 
     def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
         """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
-        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False))
+        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False, options={}))
 
     def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
         """Width of the passes, the run's word, and why it is that word."""
@@ -466,6 +468,8 @@ def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
     ):
         if value != default:
             words += [flag, str(value)]
+    for name, value in config.options.items():
+        words += ["--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
     for stop in config.stop:
         words += ["--stop", stop]
     words += ["--raw"] if config.raw else []
@@ -490,7 +494,7 @@ def _checked_ids(prompt: Any, vocab_size: int) -> list[int]:
 def _settings(config: RunConfig) -> dict[str, Any]:
     """The run's settings as flat plain data."""
     flat = asdict(config)
-    return flat.pop("sampling") | flat | {"stop": list(config.stop)}
+    return flat.pop("sampling") | flat.pop("options") | flat | {"stop": list(config.stop)}
 
 
 def _explain(error: Exception) -> str:

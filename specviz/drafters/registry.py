@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from specviz.config import RunConfig
 from specviz.drafters.base import Drafter, Need
 from specviz.drafters.model import ModelDrafter
+from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
 from specviz.errors import ConfigError
@@ -24,7 +25,9 @@ class Method:
     """One way to draft.
 
     title: for the menu. summary: one line, what it does. exactness: the greedy word at default settings.
-    build: a drafter for one run, and which model drafts, if one does.
+    build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
+        complete, in `config.options`.
+    options: those settings.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Method:
     exactness: Exactness
     build: Callable[[LoadedPair, RunConfig], Built]
     needs: frozenset[Need] = field(default_factory=frozenset)
+    options: tuple[Option, ...] = ()
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
