@@ -36,14 +36,15 @@ def _serve(options: argparse.Namespace, began: float) -> int:
         host.start()
     demo = build_page(host)
     _, url, _ = launch(demo, server_name=options.host, server_port=options.port, prevent_thread_lock=True)
-    print(f"specviz is ready at {url} after {time.perf_counter() - began:.1f} s; the model loads meanwhile.", flush=True)
+    meanwhile = "; the model loads meanwhile" if options.load else ""
+    print(f"specviz is ready at {url} after {time.perf_counter() - began:.1f} s{meanwhile}.", flush=True)
     try:
-        phase = "loading"
+        while host.status.phase == "loading":
+            time.sleep(0.2)
+        if options.load:
+            print(f"{host.status.text} (after {time.perf_counter() - began:.1f} s)", flush=True)
         while True:
-            time.sleep(0.5)
-            if host.status.phase != phase:
-                phase = host.status.phase
-                print(f"{host.status.text} ({time.perf_counter() - began:.1f} s)", flush=True)
+            time.sleep(3600)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -53,9 +54,10 @@ def _serve(options: argparse.Namespace, began: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="app.py", description="See speculative decoding accept and reject tokens.")
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on; 0.0.0.0 for all (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to serve the network too (default: %(default)s)")
     parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
-    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="default: what is fast here")
+    dtypes = ("auto", "bfloat16", "float32")
+    parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
     parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")
     return parser
 

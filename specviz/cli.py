@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from specviz.config import DEFAULT_WIDTH, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
+from specviz.config import DEFAULT_WIDTH, DRAFT_LENGTHS, DRAFT_QUANTS, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
@@ -26,7 +26,8 @@ _REJECTED = "31;9"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an error."""
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = _parser(with_methods=words[:1] == ["run"]).parse_args(words)
     try:
         return int(options.command(options))
     except SpecvizError as error:
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
+    """`with_methods`: ask the registry for the methods' own flags, which costs the seconds of importing torch."""
     parser = _Parser(prog="specviz", description="See speculative decoding accept and reject tokens.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -61,7 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--exact", action=argparse.BooleanOptionalAction, default=None, help="passes of fixed width, text equal to plain decoding to the bit (default: where it is cheap)")
     run.add_argument("--width", type=int, metavar="N", default=DEFAULT_WIDTH, help="rows of a pass in exact mode (default: %(default)s)")
     run.add_argument("--verify", choices=VERIFY_RULES, default="auto", help="which drafted tokens are kept (default: greedy at temperature 0, else speculative sampling)")
-    run.add_argument("--draft-quant", metavar="Q", default="auto", help="nf4, bfloat16, float32 (default: the pair's own)")
+    run.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: the pair's own)")
+    run.add_argument("--draft-length", choices=DRAFT_LENGTHS, default="fixed", help="how many to draft from step to step, at most gamma (default: %(default)s)")
+    run.add_argument("--confidence", type=float, metavar="Q", default=0.4, help="with --draft-length confidence: stop behind a token under this (default: %(default)s)")
+    run.add_argument("--epsilon", type=float, metavar="P", default=0.09, help="of --verify typical (default: %(default)s)")
+    run.add_argument("--delta", type=float, metavar="P", default=0.3, help="of --verify typical (default: %(default)s)")
+    run.add_argument("--threshold", type=float, metavar="P", default=0.3, help="of --verify threshold (default: %(default)s)")
     run.add_argument("--time-limit", type=float, metavar="SECONDS", default=0.0, help="0 is off")
     run.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
     run.add_argument("--detail", action="store_true", help="record the five likeliest tokens of draft and target")
@@ -69,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", metavar="FILE", help="write the run as JSON Lines; with several prompts one after the other gets a number")
     run.add_argument("--json", action="store_true", help="one JSON object a prompt to standard output and nothing else")
     run.set_defaults(command=_run)
+    if with_methods:
+        _add_method_options(run)
 
     methods = commands.add_parser("methods", help="list the ways to draft")
     methods.add_argument("--json", action="store_true")
@@ -107,6 +116,12 @@ def _run(options: argparse.Namespace) -> int:
         raw=options.raw,
         detail=options.detail,
         draft_quant=options.draft_quant,
+        draft_length=options.draft_length,
+        confidence=options.confidence,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        threshold=options.threshold,
+        options=_method_options(options),
         time_limit_s=options.time_limit,
     )
     if config.exact:
@@ -143,6 +158,35 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(_summary(name, result), ensure_ascii=False, allow_nan=False), flush=True)
     return EXIT_ERROR if failed else 0
+
+
+def _method_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The methods' own settings that were given; `read_options` refuses those of another method."""
+    given = {name: getattr(options, name, None) for name in _option_names()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _option_names() -> list[str]:
+    from specviz.drafters.registry import METHODS
+
+    return list(dict.fromkeys(option.name for method in METHODS.values() for option in method.options))
+
+
+def _add_method_options(run: argparse.ArgumentParser) -> None:
+    """A flag for every setting a registered method declares; methods that share a name share the flag."""
+    from specviz.drafters.registry import METHODS
+
+    group = run.add_argument_group("settings of single methods")
+    for name in _option_names():
+        owners = [(method, option) for method in METHODS.values() for option in method.options if option.name == name]
+        option = owners[0][1]
+        group.add_argument(
+            option.flag,
+            dest=name,
+            type=type(option.default),
+            metavar=name.upper(),
+            help=f"{', '.join(method.name for method, _ in owners)}: {option.help} (default: {option.default})",
+        )
 
 
 def _prompts(options: argparse.Namespace) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from specviz.errors import ConfigError
 
 __all__ = [
     "DEFAULT_WIDTH",
+    "DRAFT_LENGTHS",
     "DRAFT_QUANTS",
     "GREEDY_BELOW",
     "MAX_GAMMA",
@@ -29,11 +30,15 @@ MAX_GAMMA = 15
 MAX_NEW_TOKENS = 4096
 DEFAULT_WIDTH = 8
 MAX_SEED = 2**63 - 1
-DRAFT_QUANTS = ("nf4", "bfloat16", "float32")
-"""How a draft's weights may be held: 4 bits by bitsandbytes, or in full."""
+DRAFT_QUANTS = ("nf4", "int8", "bfloat16", "float32")
+"""How a draft's weights may be held: 4 bits by bitsandbytes, 8 bits, or in full."""
 
-VERIFY_RULES = ("auto",)
-"""auto: greedy at temperature 0, else speculative sampling. Approximate rules join here under their own names."""
+VERIFY_RULES = ("auto", "typical", "threshold")
+"""auto: greedy at temperature 0, else speculative sampling, both lossless. The other two are approximate."""
+
+DRAFT_LENGTHS = ("fixed", "heuristic", "confidence", "best")
+"""fixed: gamma every step. heuristic: longer after a kept draft, shorter after a refusal. confidence: stop behind a token
+the draft itself doubts. best: the gamma with the highest theoretical speed-up for the acceptance so far."""
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:
@@ -93,6 +98,9 @@ class RunConfig:
     stop: texts that end the answer. raw: no chat template. detail: record top-5 lists and residuals.
     time_limit_s: wall-clock limit of the decoding; 0 is off.
     draft_quant: how the draft's weights are held; auto is the pair's own default.
+    draft_length: how gamma is chosen from step to step, one of DRAFT_LENGTHS; `gamma` stays the most.
+    confidence: with "confidence", drafting stops behind the first token whose q is under this.
+    epsilon, delta: of typical acceptance. threshold: of threshold acceptance. Probabilities.
     options: a drafter's own settings (`ngram`, `window`, ...), checked by the drafter's factory.
     """
 
@@ -107,6 +115,11 @@ class RunConfig:
     raw: bool = False
     detail: bool = False
     draft_quant: str = "auto"
+    draft_length: str = "fixed"
+    confidence: float = 0.4
+    epsilon: float = 0.09
+    delta: float = 0.3
+    threshold: float = 0.3
     time_limit_s: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -117,6 +130,11 @@ class RunConfig:
         _set(self, "max_new_tokens", check_int("max-new-tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS))
         _set(self, "width", check_int("width", self.width, 1, 64))
         _set(self, "time_limit_s", check_number("time limit", self.time_limit_s, 0.0, 86_400.0))
+        for name in ("confidence", "epsilon", "delta", "threshold"):
+            _set(self, name, check_number(name, getattr(self, name), 0.0, 1.0))
+        if self.draft_length not in DRAFT_LENGTHS:
+            known = ", ".join(DRAFT_LENGTHS)
+            raise ConfigError(f"draft-length must be one of {known}; got {str(self.draft_length)[:40]!r}.")
         if self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify must be one of {', '.join(VERIFY_RULES)}; got {str(self.verify)[:40]!r}.")
         if self.draft_quant != "auto" and self.draft_quant not in DRAFT_QUANTS:

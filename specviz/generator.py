@@ -21,6 +21,7 @@ from torch import Tensor
 from specviz.config import DEFAULT_WIDTH, RunConfig
 from specviz.detokenize import Detokenizer, Piece, StopScanner, split_text, visible_part
 from specviz.drafters.base import DraftContext, Drafter, Outcome
+from specviz.drafters.length import BestLength, DraftLength, FixedLength, HeuristicLength
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import Method, get_method
 from specviz.errors import ConfigError, SpecvizError
@@ -37,13 +38,13 @@ from specviz.events import (
     TopToken,
 )
 from specviz.models.chat import clean_text, encode_prompt
-from specviz.models.exactness import ExactnessReport, check_exactness
+from specviz.models.exactness import ExactnessReport, check_exactness, pass_seconds
 from specviz.models.loader import LoadedPair
 from specviz.models.machine import probe, versions
 from specviz.models.session import MAX_NODES, Session
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
-from specviz.verify import verify_greedy, verify_sampling
+from specviz.verify import verify_greedy, verify_likely, verify_sampling
 
 __all__ = ["SpeculativeGenerator", "command_line"]
 
@@ -59,6 +60,7 @@ class SpeculativeGenerator:
     def __init__(self, loaded: LoadedPair) -> None:
         self.loaded = loaded
         self._reports: dict[int, ExactnessReport] = {}
+        self._cost_tables: dict[tuple[str, str, int, int], tuple[float, list[float]]] = {}
         self._machine = probe().to_json() | {"threads": torch.get_num_threads()}
         self._versions = versions()  # reads package metadata, 15 ms: once, not before every first token
 
@@ -104,6 +106,7 @@ class SpeculativeGenerator:
         options = read_options(method.name, method.options, config.options)
         config = replace(config, sampling=replace(config.sampling, seed=seed), options=options)
         drafter, draft_info = method.build(self.loaded, config)
+        length = self._length(config, draft_info, width)
         started = RunStarted(
             run_id=uuid.uuid4().hex[:12],
             method=method.name,
@@ -116,7 +119,7 @@ class SpeculativeGenerator:
             width=width,
             exactness=word,
             exactness_reason=reason,
-            verify="greedy" if config.sampling.is_greedy else "speculative sampling",
+            verify=_rule(config),
             gamma=0 if method.name == "plain" else config.gamma,
             settings=_settings(config),
             machine=self._machine,
@@ -128,11 +131,35 @@ class SpeculativeGenerator:
             command=command_line(prompt if isinstance(prompt, str) else "", self.loaded.pair.name, config, width > 0),
             notes=tuple(notes),
         )
-        return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room)).events()
+        return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room), length).events()
 
     def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
         """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
-        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False, options={}))
+        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={}))
+
+    def _length(self, config: RunConfig, draft: ModelInfo | None, width: int) -> DraftLength:
+        if config.draft_length == "heuristic":
+            return HeuristicLength(config.gamma)
+        if config.draft_length == "best":
+            return BestLength(config.gamma, *self._costs(config.gamma, draft, width))
+        return FixedLength(config.gamma)
+
+    def _costs(self, gamma: int, draft: ModelInfo | None, width: int) -> tuple[float, list[float]]:
+        """c and v of theory: seconds of a drafted token and of a pass by drafted tokens, over those of a plain step.
+
+        Measured on first demand and kept, so that two equal runs draft alike.
+        """
+        key = (draft.quantization if draft else "", draft.name if draft else "", width, gamma)
+        if key not in self._cost_tables:
+            rows = [width or n + 1 for n in range(gamma + 1)]
+            kinds = sorted({1, *rows})
+            loaded = self.loaded
+            passes = dict(zip(kinds, pass_seconds(loaded.target, kinds, loaded.vocab_size), strict=True))
+            c = 0.0
+            if draft is not None and loaded.draft is not None:
+                c = pass_seconds(loaded.draft, (1,), loaded.vocab_size)[0] / passes[1]
+            self._cost_tables[key] = (c, [passes[count] / passes[1] for count in rows])
+        return self._cost_tables[key]
 
     def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
         """Width of the passes, the run's word, and why it is that word."""
@@ -143,6 +170,8 @@ class SpeculativeGenerator:
             fits = method.exactness == "exact" and config.gamma < config.width
             exact = fits and self.exactness_report(config.width).is_default
         width = config.width if exact else 0
+        if config.verify != "auto":
+            return width, "approximate", f"The {config.verify} rule keeps what the target finds likely enough."
         if not config.sampling.is_greedy:
             return width, "lossless", f"Sampled at T = {config.sampling.temperature:g}: the target's own distribution."
         if method.name == "plain":
@@ -179,7 +208,7 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int
+        self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int, length: DraftLength
     ) -> None:
         self.loaded = loaded
         self.drafter = drafter
@@ -188,6 +217,7 @@ class _Run:
         self.limit = limit
         self.context = list(started.prompt_ids)
         self.rng = uniform_generator(config.sampling.seed or 0)
+        self.length = length
         self.session = Session(loaded.target, capacity=len(self.context) + limit, width=started.width)
         self.detokenizer = Detokenizer(loaded.tokenizer)
         self.scanner = StopScanner(config.stop)
@@ -235,7 +265,7 @@ class _Run:
     def _step(self) -> tuple[StepDone, FinishReason | None]:
         """One round, all of it: nothing is yielded inside, for the next round may run on another thread."""
         config, sampling = self.config, self.config.sampling
-        ask = min(config.gamma, self.limit - len(self.emitted) - 1)
+        ask = min(self.length.next(), self.limit - len(self.emitted) - 1)
         self.clock.start()
         proposal = Proposal.empty()
         if ask > 0:
@@ -262,6 +292,7 @@ class _Run:
 
         drafted = self._drafted(proposal, verdict, kept, pieces, cut=kept == len(tokens))
         other_s += self.clock.lap()
+        self.length.observe(len(drafted), kept, verdict.origin == "corrected")
         self.num_steps += 1
         seconds = draft_s + verify_s + other_s
         self.decode_s += seconds
@@ -306,7 +337,13 @@ class _Run:
 
     def _verify(self, proposal: Proposal, logits: Tensor) -> Verdict:
         logits = logits.cpu()
-        params, detail = self.config.sampling, self.config.detail
+        config = self.config
+        params, detail = config.sampling, config.detail
+        if config.verify != "auto":
+            limits = {"epsilon": config.epsilon, "delta": config.delta}
+            if config.verify == "threshold":
+                limits = {"threshold": config.threshold}
+            return verify_likely(proposal, logits, params, self.context, self.rng, detail=detail, **limits)
         if params.is_greedy:
             return verify_greedy(proposal, logits, params, self.context, detail=detail)
         return verify_sampling(proposal, logits, params, self.context, self.rng, detail=detail)
@@ -465,9 +502,14 @@ def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
         ("--draft-quant", config.draft_quant, "auto"),
         ("--verify", config.verify, "auto"),
         ("--width", config.width, DEFAULT_WIDTH),
+        ("--draft-length", config.draft_length, "fixed"),
     ):
         if value != default:
             words += [flag, str(value)]
+    words += ["--confidence", f"{config.confidence:g}"] if config.draft_length == "confidence" else []
+    if config.verify == "typical":
+        words += ["--epsilon", f"{config.epsilon:g}", "--delta", f"{config.delta:g}"]
+    words += ["--threshold", f"{config.threshold:g}"] if config.verify == "threshold" else []
     for name, value in config.options.items():
         words += ["--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
     for stop in config.stop:
@@ -489,6 +531,13 @@ def _checked_ids(prompt: Any, vocab_size: int) -> list[int]:
             "Run several prompts one after the other."
         )
     return ids
+
+
+def _rule(config: RunConfig) -> str:
+    """The verification rule by name."""
+    if config.verify != "auto":
+        return f"{config.verify} acceptance"
+    return "greedy" if config.sampling.is_greedy else "speculative sampling"
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

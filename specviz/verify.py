@@ -3,12 +3,15 @@
 Greedy: keep while the drafted token is the target's first choice.
 Sampling: speculative sampling (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2), and for the siblings
 of a tree its two multi-candidate forms: tokens drawn from q, and tokens chosen without a draw (point masses).
-All of them leave the target's own distribution untouched.
+These leave the target's own distribution untouched. Two rules do not, and say so: typical acceptance (Cai et al. 2024,
+Medusa, section 2.3.1) and a fixed threshold keep whatever the target finds likely enough.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +21,7 @@ from specviz.events import Origin
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import choose, coin, draw, own_probability, probabilities, residual
 
-__all__ = ["verify_greedy", "verify_sampling"]
+__all__ = ["verify_greedy", "verify_likely", "verify_sampling"]
 
 
 def verify_greedy(
@@ -92,6 +95,57 @@ def verify_sampling(
         path.append(kept)
         seen.append(int(proposal.token_ids[kept]))
         node = kept
+
+
+def verify_likely(
+    proposal: Proposal,
+    logits: Tensor,
+    params: SamplingParams,
+    history: Sequence[int],
+    rng: torch.Generator,
+    *,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    threshold: float = 0.0,
+    detail: bool = False,
+) -> Verdict:
+    """Keep drafted tokens the target finds likely enough. Approximate: the answer follows another distribution.
+
+    Typical acceptance (`epsilon` given): keep x if p(x) > min(epsilon, delta * exp(-H(p))), H the entropy in nats.
+    Threshold: keep x if p(x) >= threshold. p is taken at the run's temperature, in a greedy run at temperature 1.
+    The longest kept path wins, among equals the likeliest. The token behind it is the target's own, chosen or drawn.
+    Other arguments as in `verify_sampling`.
+    """
+    likelihood = replace(params, temperature=1.0) if params.is_greedy else params
+    children = proposal.children_of()
+    trials: list[Trial] = []
+    best: tuple[int, float, tuple[int, ...]] = (0, 0.0, ())
+    waiting: list[tuple[int, float, tuple[int, ...]]] = [(-1, 0.0, ())]
+    while waiting:
+        node, score, path = waiting.pop()
+        best = max(best, (len(path), score, path), key=lambda entry: entry[:2])
+        if not children.get(node):
+            continue
+        p = probabilities(logits[node + 1], likelihood, _seen(proposal, history, path))
+        floor = threshold if epsilon is None else min(epsilon, delta * math.exp(-float(torch.special.entr(p).sum())))
+        for child in children[node]:
+            token = int(proposal.token_ids[child])
+            prob = float(p[token]) if 0 <= token < p.shape[-1] else 0.0
+            kept = prob > floor if epsilon is not None else prob >= floor and prob > 0.0
+            trials.append(Trial(child, kept, prob, target_dist=p if detail else None))
+            if kept:
+                waiting.append((child, score + math.log(prob), (*path, child)))
+    path = best[2]
+    node = path[-1] if path else -1
+    p = probabilities(logits[node + 1], params, _seen(proposal, history, path))
+    token = int(p.argmax()) if params.is_greedy else draw(p, rng)
+    prob = own_probability(logits[node + 1], token) if params.is_greedy else float(p[token])
+    return Verdict(path, token, _origin(children, node), tuple(trials), prob)
+
+
+def _seen(proposal: Proposal, history: Sequence[int], path: Sequence[int]) -> list[int]:
+    """Committed ids and those on a path, for the penalty."""
+    return [*history, *(int(proposal.token_ids[node]) for node in path)]
 
 
 def _try(proposal: Proposal, child: int, p: Tensor, rng: torch.Generator, detail: bool) -> tuple[Trial, Tensor]:

@@ -1,4 +1,4 @@
-"""The sentences of the page: everyday words first, the symbol after. Pure functions of counters; no formula in JavaScript."""
+"""The sentences of the page: everyday words first, the symbol after. Pure functions of counters."""
 
 from __future__ import annotations
 
@@ -33,14 +33,22 @@ def finish_sentence(finished: RunFinished) -> str:
     size = f"{_count(finished.num_tokens, 'token')} in {_count(finished.num_steps, 'step')}"
     if finished.reason != "cancelled":
         size += f", {finished.decode_s:.2f} s"
-    head = {"cancelled": "Stopped after", "error": "Failed after", "time": "Stopped after"}.get(finished.reason, "Finished:")
+    heads = {"cancelled": "Stopped after", "error": "Failed after", "time": "Stopped after"}
+    head = heads.get(finished.reason, "Finished:")
     return f"{head} {size}. {finished.message or _REASONS[finished.reason]}"
 
 
 def verdict(
-    started: RunStarted, counters: Counters, plain: Baseline | None, *, recorded: bool = False
+    started: RunStarted,
+    counters: Counters,
+    plain: Baseline | None,
+    *,
+    recorded: bool = False,
+    plain_follows: bool = False,
 ) -> dict[str, Any]:
-    """The answer of the page in words. recorded: it was measured elsewhere and earlier, and the words say so.
+    """The answer of the page in words.
+
+    recorded: it was measured elsewhere and earlier, and the words say so. plain_follows: the baseline is under way.
 
     Returns:
         kind: faster, equal, slower or none; speed_up: run tokens/s over plain tokens/s, or None; headline, rest and
@@ -52,7 +60,7 @@ def verdict(
     if rate is None:
         return _verdict("none", None, "No tokens", "", how)
     if base is None:
-        what = "This is the baseline." if started.method == "plain" else _no_baseline(recorded)
+        what = "This is the baseline." if started.method == "plain" else _no_baseline(recorded, plain_follows)
         return _verdict("none", None, f"{rate:.1f} tokens a second", "", f"{what} {how}")
     ratio = rate / base
     where = "the machine of the recording" if recorded else "this machine"
@@ -70,8 +78,8 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     plain_s = plain.s_per_token if plain else None
     if not counters.num_drafting_steps:
         return "Nothing was drafted, so every step wrote one token."
-    alpha = counters.alpha
-    kept = "" if alpha is None else f"{counters.num_accepted} of {counters.num_tested} tested tokens were kept (α {alpha:.2f})"
+    alpha, counts = counters.alpha, f"{counters.num_accepted} of {counters.num_tested} tested tokens were kept"
+    kept = "" if alpha is None else f"{counts} (α {alpha:.2f})"
     if plain_s is None or counters.draft_s_per_token is None:
         return f"{kept}." if kept else ""
     c = counters.draft_s_per_token / plain_s
@@ -83,13 +91,16 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
             f"so the draft alone eats {drafting:.1f} plain steps in every step. {kept}."
         )
     if (counters.coverage or 0.0) < 0.5:
-        return f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft, and checking takes {v:.2f} of a plain step."
+        few = f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft"
+        return f"{few}, and checking takes {v:.2f} of a plain step."
     if alpha is not None and alpha < 0.5:
         return f"Too few guesses are right: {kept}, and checking takes {v:.2f} of a plain step."
     return f"Checking takes {v:.2f} of a plain step and drafting {drafting:.2f}; {kept}."
 
 
-def _no_baseline(recorded: bool) -> str:
+def _no_baseline(recorded: bool, plain_follows: bool) -> str:
+    if plain_follows:
+        return "The speed-up appears here once plain decoding has run too."
     return "Plain decoding was not recorded." if recorded else "Measure plain decoding to see the speed-up."
 
 

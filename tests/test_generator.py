@@ -653,8 +653,8 @@ def test_case_46_a_draft_that_reads_less_than_the_target():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("exact", [False, True])
 def test_case_47_a_target_with_64_learned_positions(method, exact):
-    """Case 47: prompt 60 of 64, 20 tokens asked for, gamma 8 (exact: 92 of 96, gamma 7); reason `context` with a message;
-    prompts that leave no room are refused."""
+    """Case 47: prompt 60 of 64, 20 tokens asked for, gamma 8 (exact: 92 of 96, gamma 7); reason `context`, with a
+    message; prompts that leave no room are refused."""
     size = 96 if exact else 64
     model = tiny_gpt2(positions=size)
     engine = generator(model, noisy(model, 0.1), eos=())

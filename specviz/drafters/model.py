@@ -30,11 +30,13 @@ class ModelDrafter:
 
     needs = frozenset({Need.SAME_TOKENIZER})
 
-    def __init__(self, name: str, model: Any, *, vocab_size: int, max_new_tokens: int) -> None:
+    def __init__(self, name: str, model: Any, *, vocab_size: int, max_new_tokens: int, stop_below: float = 0.0) -> None:
         """
         Args:
             vocab_size: ids that target and tokenizer share; the draft never proposes one at or above it.
             max_new_tokens: bounds the cache.
+            stop_below: drafting stops behind a token whose q is under this. The token itself is still proposed:
+                dropping it would make the rest a biased choice.
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back, whatever the prompt.
         """
@@ -43,6 +45,7 @@ class ModelDrafter:
         self._model = model
         self._vocab_size = vocab_size
         self._max_new_tokens = max_new_tokens
+        self._stop_below = stop_below
         config = model.config.get_text_config(decoder=True)
         self._num_known = int(config.vocab_size)
         self._max_context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
@@ -76,7 +79,7 @@ class ModelDrafter:
             token = self._pick(logits, context, ids, probs, confidence, rng)
             drafted.append(token)
             ids.append(token)
-            if len(drafted) == max_tokens:
+            if len(drafted) == max_tokens or confidence[-1] < self._stop_below:
                 break
             self._fed.append(token)
             logits = self._aligned(self._session.extend([token])[0])

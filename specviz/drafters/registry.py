@@ -52,7 +52,8 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
         vocab_size, limit = loaded.vocab_size, config.max_new_tokens
-        return ModelDrafter(name, model, vocab_size=vocab_size, max_new_tokens=limit), info
+        stop = config.confidence if config.draft_length == "confidence" else 0.0
+        return ModelDrafter(name, model, vocab_size=vocab_size, max_new_tokens=limit, stop_below=stop), info
 
     return build
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from specviz.models.cache import InPlaceCache
+from specviz.models.int8 import Int8Linear
 
 __all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
 
@@ -220,6 +221,9 @@ class _Projection:
     def __init__(self, modules: list[Any], *, pack: bool = True) -> None:
         self._modules: list[Any] = []
         self._weight = self._bias = self._packed = None
+        if all(type(module) is Int8Linear for module in modules):
+            self._modules = [modules[0] if len(modules) == 1 else Int8Linear.fused(modules)]
+            return
         if not all(type(module) is torch.nn.Linear for module in modules):
             self._modules = modules
             return

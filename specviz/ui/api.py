@@ -16,14 +16,14 @@ from specviz.ui.settings import WatchSettings
 __all__ = ["CONCURRENCY", "add_api", "summary"]
 
 CONCURRENCY: dict[str, Any] = {"concurrency_id": "engine", "concurrency_limit": 12}
-"""Of everything that uses the engine. More than one may be let in, because all but one wait in the host's own line, which
-tells each visitor their place and holds the lock until a cancelled run has really ended."""
+"""Of everything that uses the engine. More than one may be let in, because all but one wait in the host's own line,
+which tells each visitor their place and holds the lock until a cancelled run has really ended."""
 
 
 def add_api(host: EngineHost) -> None:
     """Register `spec_events` within the current Blocks."""
 
-    def spec_events(
+    def spec_events(  # type: ignore[misc]  # Gradio wants the type of one message
         prompt: str,
         method: str = "prompt-lookup",
         gamma: int = 4,
@@ -72,8 +72,8 @@ def add_api(host: EngineHost) -> None:
         values = {
             "prompt": prompt, "method": method, "gamma": gamma, "max_new_tokens": max_new_tokens,
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
-            "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact, "width": width,
-            "draft_quant": draft_quant, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
+            "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact,
+            "width": width, "draft_quant": draft_quant, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
         }  # fmt: skip
         try:
             yield from _events(host, WatchSettings.read(values, host.pairs))
@@ -123,7 +123,8 @@ def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any
         finally:
             events.close()  # type: ignore[attr-defined]
         started, finished = seen["RunStarted"], seen["RunFinished"]
-        assert isinstance(started, RunStarted) and isinstance(finished, RunFinished)
+        assert isinstance(started, RunStarted)
+        assert isinstance(finished, RunFinished)
         yield summary(counters, started, finished)
     finally:
         turn.close()  # type: ignore[attr-defined]

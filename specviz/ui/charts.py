@@ -27,7 +27,11 @@ CHART_CSS = """
 .after .js-plotly-plot .annotation-text, .after .js-plotly-plot .bartext { fill: var(--sv-ink) !important; }
 .after .js-plotly-plot .gridlayer path { stroke: var(--sv-grid) !important; }
 .after .js-plotly-plot .zerolinelayer path { stroke: var(--sv-axis) !important; }
-.after .bars .point path { fill: color-mix(in srgb, var(--sv-accepted-line) 34%, var(--sv-bg)) !important; fill-opacity: 1 !important; stroke: none !important; }
+.after .bars .point path {
+  fill: color-mix(in srgb, var(--sv-accepted-line) 34%, var(--sv-bg)) !important;
+  fill-opacity: 1 !important;
+  stroke: none !important;
+}
 .after .bars .errorbars path { stroke: var(--sv-ink) !important; }
 .after .times .trace:nth-child(1) path.js-line { stroke: var(--sv-draft-time) !important; }
 .after .times .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
@@ -125,9 +129,8 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
     tallest = sorted(value for _, y, _ in series for value in y)
     top = 1.25 * max([tallest[int(0.98 * (len(tallest) - 1))] if tallest else 1.0, *(value for _, value in ends)])
     for name, value, height in _apart(ends, top / 8):
-        figure.add_annotation(
-            x=1.02, xref="paper", y=height, text=f"{value:.{_digits(value)}f} {name}", showarrow=False, xanchor="left", font_size=13
-        )
+        text = f"{value:.{_digits(value)}f} {name}"
+        figure.add_annotation(x=1.02, xref="paper", xanchor="left", y=height, text=text, showarrow=False, font_size=13)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(range=[0, top], nticks=4, ticksuffix=" ms")
     figure.update_layout(margin_r=96, margin_l=50)
@@ -135,8 +138,9 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
 
 
 def _line(x: Sequence[float], y: Sequence[float], name: str, colour: str, dash: str = "solid") -> go.Scatter:
+    line = {"color": colour, "width": 2, "dash": dash}
     hover = f"step %{{x}}: %{{y:.1f}} ms {name}<extra></extra>"
-    return go.Scatter(x=list(x), y=list(y), mode="lines", line={"color": colour, "width": 2, "dash": dash}, hovertemplate=hover)
+    return go.Scatter(x=list(x), y=list(y), mode="lines", line=line, hovertemplate=hover)
 
 
 def _figure(traces: list[go.Bar] | list[go.Scatter], top: float | None) -> go.Figure:
@@ -203,7 +207,8 @@ def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
     if plain is None or plain.s_per_token is None:
         return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
     tokens, one = counters.num_tokens / counters.num_steps, 1000 * plain.s_per_token
-    return f"A step took {mean:.{_digits(mean)}f} ms and wrote {tokens:.1f} tokens; plain takes {one:.{_digits(one)}f} ms for one."
+    wrote = f"A step took {mean:.{_digits(mean)}f} ms and wrote {tokens:.1f} tokens"
+    return f"{wrote}; plain takes {one:.{_digits(one)}f} ms for one."
 
 
 def _digits(milliseconds: float) -> int:

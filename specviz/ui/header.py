@@ -33,11 +33,16 @@ show();
 
 def header_value(status: HostStatus) -> str:
     """The component's value for a status."""
-    return json.dumps({"phase": status.phase, "text": status.text, "fraction": status.fraction})
+    text = status.text.split(". ")[0] if status.phase == "failed" else status.text  # the view has the whole of it
+    return json.dumps({"phase": status.phase, "text": text, "fraction": status.fraction})
 
 
 def make_header(status: HostStatus) -> gr.HTML:
     """Texts reach the page through `textContent` only; the template is fixed."""
     return gr.HTML(
-        value=header_value(status), html_template=_TEMPLATE, js_on_load=_SCRIPT, apply_default_css=False, elem_id="masthead"
+        value=header_value(status),
+        html_template=_TEMPLATE,
+        js_on_load=_SCRIPT,
+        apply_default_css=False,
+        elem_id="masthead",
     )

@@ -104,8 +104,10 @@ class EngineHost:
 
     def serves(self, pair: str, dtype: str) -> bool:
         """Whether the loaded pair is the wanted one."""
-        loaded = self.engine.loaded if self.engine else None
-        return bool(loaded) and loaded.pair.name == pair and dtype in (self._dtype, loaded.target_info.dtype)
+        if self.engine is None:
+            return False
+        loaded = self.engine.loaded
+        return loaded.pair.name == pair and dtype in (self._dtype, loaded.target_info.dtype)
 
     def turn(
         self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,12 +48,16 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
             return
         yield encoder.status(_getting_ready(settings, engine))
         run = LastRun(settings, encoder, [])
+        encoder.plain_follows = settings.measure_plain
         events = engine.stream(settings.prompt, settings.config)
         yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
         visit.last = run
         finished = encoder.finished
-        if settings.measure_plain and _can_measure(run) and finished is not None and finished.reason in _WHOLE:
-            yield from _plain(engine, run, stop.is_set)
+        if settings.measure_plain and _can_measure(run) and finished is not None:
+            if finished.reason in _WHOLE:
+                yield from _plain(engine, run, stop.is_set)
+            else:
+                yield encoder.without_plain(finish_sentence(finished))
     except Exception as error:
         yield encoder.error(sentence_for(error))
     finally:
@@ -91,15 +95,14 @@ def _can_measure(run: LastRun) -> bool:
     return run.settings.config.method != "plain" and finished is not None and finished.num_tokens > 0
 
 
-def _wait(turn: Iterator[Notice | SpeculativeGenerator], encoder: DeltaEncoder) -> Iterator[str]:
-    """Notices as status deltas, each text once a fraction; returns the engine, or None if the wait was given up."""
-    last: Notice | None = None
+def _wait(
+    turn: Iterator[Notice | SpeculativeGenerator], encoder: DeltaEncoder
+) -> Generator[str, None, SpeculativeGenerator | None]:
+    """Notices as status deltas; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):
             return item  # `turn` stays open: it is what holds the engine
-        if item != last:
-            last = item
-        # The same words again still go out: a yield is where Gradio notices that the visitor has left.
+        # The same words go out again and again: a yield is where Gradio notices that the visitor has left.
         yield encoder.status(item.text, item.fraction)
     return None
 
@@ -111,10 +114,10 @@ def _getting_ready(settings: WatchSettings, engine: SpeculativeGenerator) -> str
     return "Reading the prompt"
 
 
-def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: object) -> Iterator[str]:
+def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], bool]) -> Iterator[str]:
     """Measure and send the baseline: as many tokens as the run wrote, the run's own seed, one row a pass."""
     encoder, finished = run.encoder, run.encoder.finished
-    assert finished is not None and callable(stopped)
+    assert finished is not None
     config = replace(run.settings.config, max_new_tokens=min(run.settings.config.max_new_tokens, finished.num_tokens))
     started = run.events[0]
     if isinstance(started, RunStarted) and config.sampling.seed is None:
@@ -142,7 +145,7 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: object) -> Itera
     elif isinstance(end, RunFinished) and end.reason == "error":
         yield encoder.error(end.message)
     else:
-        yield encoder.status("Plain decoding was not measured to its end. The run stays.")
+        yield encoder.without_plain("Plain decoding was not measured to its end. The run stays.")
 
 
 def _kept(events: Iterator[Event], kept: list[Event]) -> Iterator[Event]:

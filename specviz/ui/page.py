@@ -42,9 +42,8 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
         header = make_header(host.status)
-        with gr.Tabs():
-            with gr.Tab("Watch", id="watch"):
-                watch.main()
+        with gr.Tabs(), gr.Tab("Watch", id="watch"):
+            watch.main()
         watch.connect(demo, header)
         add_api(host)
         demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
@@ -65,4 +64,5 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "show_error": False,
         "quiet": True,
     }
-    return demo.launch(**(settings | options))
+    app, local, shared = demo.launch(**(settings | options))
+    return app, local, shared

@@ -32,4 +32,5 @@ def opening_run() -> Recording | None:
         return None
     trace = load_trace(path)
     plain = Baseline.of(trace.plain, trace.events)
-    return Recording(trace, recorded_delta(trace.events, plain, f"recorded-{path.stem}"), summarize(trace.events, plain))
+    delta = recorded_delta(trace.events, plain, f"recorded-{path.stem}")
+    return Recording(trace, delta, summarize(trace.events, plain))

@@ -37,7 +37,10 @@ UPDATES_PER_S = 14.0
 
 
 class DeltaEncoder:
-    """Folds events into numbered deltas of one run. Holds no text of the run but what the next delta carries."""
+    """Folds events into numbered deltas of one run. Holds no text of the run but what the next delta carries.
+
+    plain_follows: set where plain decoding is about to be measured, so that the verdict promises the speed-up.
+    """
 
     def __init__(self, run_id: str, mode: str = "live") -> None:
         self.run_id = run_id
@@ -46,6 +49,7 @@ class DeltaEncoder:
         self.started: RunStarted | None = None
         self.finished: RunFinished | None = None
         self.plain: Baseline | None = None
+        self.plain_follows = False
         self._seq = -1
 
     def encode(self, events: Iterable[Event], **extra: Any) -> str:
@@ -81,6 +85,11 @@ class DeltaEncoder:
         self.plain = plain
         return self._pack({"mode": self.mode, "plain": plain.to_json()} | self._verdict() | extra)
 
+    def without_plain(self, text: str) -> str:
+        """The delta that says why no baseline came after all."""
+        self.plain_follows = False
+        return self.status(text, **self._verdict())
+
     def status(self, text: str, fraction: float | None = None, **extra: Any) -> str:
         """A delta that only says what is going on."""
         return self._pack({"mode": self.mode, "status": {"text": text, "fraction": fraction}} | extra)
@@ -106,7 +115,8 @@ class DeltaEncoder:
     def _verdict(self) -> dict[str, Any]:
         if self.started is None:
             return {}
-        return {"verdict": verdict(self.started, self.counters, self.plain, recorded=self.mode == "recorded")}
+        recorded, follows = self.mode == "recorded", self.plain_follows
+        return {"verdict": verdict(self.started, self.counters, self.plain, recorded=recorded, plain_follows=follows)}
 
     def _pack(self, delta: dict[str, Any]) -> str:
         self._seq += 1

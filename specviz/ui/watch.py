@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording
 from specviz.ui.settings import DEFAULTS, DTYPES, MAX_PROMPT_CHARS, MAX_TIME_S, WatchSettings, read_link
-from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
@@ -114,19 +112,23 @@ class Watch:
         f["temperature"] = _slider("Temperature", 0, 1.5, "temperature", 0.05)
         f["max_new_tokens"] = _slider("New tokens, at most", 16, 512, "max_new_tokens", 16)
         f["measure_plain"] = gr.Checkbox(
-            DEFAULTS["measure_plain"], label="Measure plain decoding too", info="needed for the speed-up", elem_id="measure"
-        )
+            DEFAULTS["measure_plain"], label="Measure plain decoding too", info="needed for the speed-up",
+            elem_id="measure",
+        )  # fmt: skip
         with gr.Accordion("More settings", open=False, elem_id="more"):
             f["top_k"] = _slider("Top-k, 0 is off", 0, 200, "top_k", 1)
             f["top_p"] = _slider("Top-p, 1 is off", 0.05, 1, "top_p", 0.05)
             f["repetition_penalty"] = _slider("Repetition penalty, 1 is off", 1, 2, "repetition_penalty", 0.05)
-            f["seed"] = gr.Textbox("", label="Seed", info="empty for a fresh one, which the run then shows", max_lines=1)
+            f["seed"] = gr.Textbox("", label="Seed", info="empty for a fresh one, kept in the trace", max_lines=1)
             f["stop"] = gr.Textbox("", label="Stop texts", info="one a line, at most 8; \\n is a line end", lines=2)
             f["exact"] = gr.Radio(
-                [("Where it is cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"], label="Exact passes",
+                [("Where it is cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"],
+                label="Exact passes",
                 info="a fixed number of rows, so that greedy text equals plain decoding’s to the bit",
             )  # fmt: skip
-            f["width"] = gr.Radio([("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Rows of an exact pass")
+            f["width"] = gr.Radio(
+                [("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Rows of an exact pass"
+            )
             f["draft_quant"] = gr.Dropdown(
                 [("The pair’s own", "auto"), *((quant, quant) for quant in DRAFT_QUANTS)], value="auto",
                 label="Draft precision", info="how a drafting model’s weights are held", filterable=False,
@@ -136,16 +138,19 @@ class Watch:
                 label="Number format", info="of all computing; another one loads the pair again", filterable=False,
             )  # fmt: skip
             f["raw"] = gr.Checkbox(DEFAULTS["raw"], label="No chat template", info="the model continues the text")
-            f["detail"] = gr.Checkbox(DEFAULTS["detail"], label="Record likeliest tokens", info="five of draft and target each")
+            f["detail"] = gr.Checkbox(
+                DEFAULTS["detail"], label="Record likeliest tokens", info="five of draft and target each"
+            )
             f["time_limit_s"] = _slider("Time limit, seconds", 5, MAX_TIME_S, "time_limit_s", 5)
 
     def main(self) -> None:
         """The row of actions, the view, and the figures after a run."""
         with gr.Row(elem_classes="toolbar"):
             with gr.Row(elem_classes="actions"):
-                self.settings = gr.Button("Settings", elem_classes="open-settings", elem_id="settings", scale=0, min_width=96)
-                self.run = gr.Button("Run", variant="primary", elem_classes="run", elem_id="run", scale=0, min_width=96)
-                self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="stop", scale=0, min_width=92)
+                narrow: dict[str, Any] = {"scale": 0, "min_width": 94}
+                self.settings = gr.Button("Settings", elem_classes="open-settings", elem_id="settings", **narrow)
+                self.run = gr.Button("Run", variant="primary", elem_classes="run", elem_id="run", **narrow)
+                self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="stop", **narrow)
             with gr.Row(elem_classes="extras"):
                 self.note = gr.HTML(
                     html_template="<p id='link-note' role='status'></p>", js_on_load=_NOTE_JS, apply_default_css=False,
@@ -160,11 +165,15 @@ class Watch:
         with gr.Column(elem_classes="after", elem_id="after", visible=self.recording is not None) as self.after:
             gr.HTML(html_template="<h2>After the run</h2>", js_on_load=None, apply_default_css=False)
             with gr.Row(equal_height=False):
-                self.kept, self.kept_text = _figure_box("Steps by tokens kept", "steps", summary.kept, summary.kept_text, "bars")
+                self.kept, self.kept_text = _figure_box(
+                    "Steps by tokens kept", "steps", summary.kept, summary.kept_text, "bars"
+                )
                 self.places, self.places_text = _figure_box(
                     "Acceptance by place in the draft", "share", summary.places, summary.places_text, "bars"
                 )
-                self.times, self.times_text = _figure_box("Time by step", "ms", summary.times, summary.times_text, "times")
+                self.times, self.times_text = _figure_box(
+                    "Time by step", "ms", summary.times, summary.times_text, "times"
+                )
         self.timer = gr.Timer(POLL_S)
 
     def connect(self, demo: gr.Blocks, header: gr.HTML) -> None:
@@ -185,11 +194,9 @@ class Watch:
 
         prompts = {regime.name: regime.prompts for regime in load_regimes()}
         self.preset.input(None, self.preset, self.fields["prompt"], js=_PRESET_JS % json.dumps(prompts), **PRIVATE)
-        self.fields["prompt"].input(None, None, self.preset, js="() => null", **PRIVATE)
+        self.fields["prompt"].input(None, None, self.preset, js="() => [null]", **PRIVATE)
         shaping = [self.fields[name] for name in ("pair", "method", "temperature")]
-        gr.on(
-            [field.change for field in shaping], self._shape, shaping, [self.fields["pair"], self.fields["method"]], **quick
-        )
+        gr.on([field.change for field in shaping], self._shape, shaping, shaping[:2], **quick)
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
@@ -209,7 +216,11 @@ class Watch:
         except SpecvizError as error:
             yield {self.view: encoder.error(sentence_for(error))}
             return
-        yield self._busy() | {self.view: encoder.status("Getting ready"), self.plain: gr.Button(visible=False), self.note: ""}
+        yield self._busy() | {
+            self.view: encoder.status("Getting ready"),
+            self.plain: gr.Button(visible=False),
+            self.note: "",
+        }
         begun = False
         for delta in run_live(self.host, visit, settings, encoder):
             more: dict[Any, Any] = {}

@@ -1,0 +1,76 @@
+"""A cascade: ask drafters that cost nothing first, and a model only where they have nothing to say.
+
+Each proposal is one drafter's alone, so its probabilities are those of one drafter too, and verification stays lossless
+whoever spoke. The order of a cheap drafter before a dear one: Chen et al. (2023), Cascade Speculative Drafting,
+arXiv 2312.11462 (horizontal cascade).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
+from specviz.drafters.options import Option
+from specviz.events import DraftNote
+from specviz.proposal import Proposal
+
+__all__ = ["FALLBACK", "MIN_MATCH", "CascadeDrafter"]
+
+FALLBACKS = ("none", "draft-model", "quantized-copy")
+
+FALLBACK = Option("fallback", "none", "the model that drafts where lookup and table have nothing", choices=FALLBACKS)
+MIN_MATCH = Option("min_match", 2, "tokens that must match before prompt lookup is believed", 1, 4)
+
+
+class CascadeDrafter:
+    """The first drafter with something to offer makes the whole proposal.
+
+    All of them follow the whole run. A model among them keeps its own cache and catches up when its turn comes.
+    """
+
+    name = "cascade"
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(
+        self, drafters: Sequence[Drafter], *, min_match: Mapping[str, int] | None = None, notes: tuple[str, ...] = ()
+    ) -> None:
+        """
+        Args:
+            drafters: in the order of asking.
+            min_match: drafter's name -> a proposal whose note tells a smaller "match_len" is passed over.
+            notes: sentences about the run, for the page.
+        """
+        self.notes = notes
+        self._drafters = tuple(drafters)
+        self._min_match = dict(min_match or {})
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(drafter.num_bytes for drafter in self._drafters)
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.reset(prompt_ids)
+
+    def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        for drafter in self._drafters:
+            proposal = drafter.propose(context, max_tokens, rng)
+            note = proposal.note
+            weak = int(note.data.get("match_len", 0)) < self._min_match.get(drafter.name, 0)
+            if len(proposal) and not weak:
+                text = f"{drafter.name}: {note.text}" if note.text else drafter.name
+                return replace(proposal, note=DraftNote(note.kind, text, {**note.data, "from": drafter.name}))
+        return Proposal.empty(DraftNote("cascade", "no drafter had anything to offer", {"from": None}))
+
+    def observe(self, outcome: Outcome) -> None:
+        for drafter in self._drafters:
+            drafter.observe(outcome)
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # all of them, also where one fails
+            for drafter in reversed(self._drafters):
+                closing.callback(drafter.close)

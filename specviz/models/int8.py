@@ -1,0 +1,63 @@
+"""Linear layers held in 8 bits, for drafts on a CPU: torch's weight-only product behind one small module.
+
+One scale an output row, weights symmetric around 0. Activations stay as they are. A pass reads half the bytes of
+bfloat16, and on few rows it is bytes that cost time. bitsandbytes' LLM.int8 quantizes activations too and is three times
+slower on a CPU; on a GPU it is the better one and is used there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Int8Linear", "quantize_int8"]
+
+
+class Int8Linear(torch.nn.Module):
+    """y = x (w * scale)^T + bias, with w [out, in] int8 and scale [out] in the activations' number format."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        Args:
+            weight: [out, in] of any float type. bias: [out] or None.
+        """
+        super().__init__()
+        wide = weight.detach().float()
+        scale = wide.abs().amax(-1).clamp(min=1e-12) / 127.0
+        quantized = torch.round(wide / scale[:, None]).clamp(-127, 127).to(torch.int8)
+        self.register_buffer("weight", quantized)
+        self.register_buffer("scale", scale.to(weight.dtype))
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch._weight_int8pack_mm(x.reshape(-1, self.in_features), self.weight, self.scale)
+        out = flat.view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
+
+    def dequantized(self) -> Tensor:
+        """[out, in] the weight that the product stands for."""
+        return self.weight.to(self.scale.dtype) * self.scale[:, None]
+
+    @classmethod
+    def fused(cls, modules: list[Int8Linear]) -> Int8Linear:
+        """One module that gives the outputs of several side by side."""
+        out = cls.__new__(cls)
+        torch.nn.Module.__init__(out)
+        out.register_buffer("weight", torch.cat([m.weight for m in modules]))
+        out.register_buffer("scale", torch.cat([m.scale for m in modules]))
+        has_bias = all(m.bias is not None for m in modules)
+        out.register_buffer("bias", torch.cat([m.bias for m in modules]) if has_bias else None)
+        out.out_features, out.in_features = out.weight.shape
+        return out
+
+
+def quantize_int8(model: Any) -> Any:
+    """Replace every linear layer of a causal LM, the output head included; embeddings stay as they are. In place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(parent, name, Int8Linear(child.weight, child.bias))
+    return model
