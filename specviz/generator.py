@@ -129,7 +129,7 @@ class SpeculativeGenerator:
             device=str(self.loaded.device),
             num_layers=int(self.loaded.target.config.get_text_config(decoder=True).num_hidden_layers),
             command=command_line(prompt if isinstance(prompt, str) else "", self.loaded.pair.name, config, width > 0),
-            notes=tuple(notes),
+            notes=(*notes, *getattr(drafter, "notes", ())),
         )
         return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room), length).events()
 
@@ -398,6 +398,7 @@ class _Run:
             tuple(token.token_id for token in tokens),
             logits[rows] if rows else None,
             self.session.hidden,
+            logits,
         )
 
     def _drafted(

@@ -1075,7 +1075,7 @@ def test_the_started_event_holds_all_settings():
     settings = config("prompt-lookup", gamma=3, stop=("x",), top_k=4, temperature=0.5, seed=9, max_new_tokens=2)
     started = play(generator(wild()), "hello", settings)[0]
     assert isinstance(started, RunStarted)
-    fields = {field.name for field in dataclasses.fields(RunConfig)} - {"sampling"}
+    fields = {field.name for field in dataclasses.fields(RunConfig)} - {"sampling", "options"}
     assert fields < set(started.settings)
     assert started.settings["top_k"] == 4
     assert started.settings["stop"] == ["x"]

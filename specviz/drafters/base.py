@@ -23,6 +23,7 @@ class Need(Enum):
     SAME_TOKENIZER = "a draft that reads the target's tokens"
     HIDDEN = "the target's hidden states"
     TREE = "a target that takes an attention mask of its own"
+    TRAINED = "a draft made beforehand for this pair's target, by `python -m specviz train`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Outcome:
 
     kept: accepted nodes from the root downwards. token_ids: ids committed in this step, the target's own included.
     scored_logits: [rows, vocab] of the proposal's `scored_only` rows. hidden: [n + 1, d_model] of the scored rows.
+    logits: [n + 1, vocab] of the whole pass: row 0 of the last committed token, row i + 1 of node i.
     """
 
     proposal: Proposal
@@ -52,12 +54,14 @@ class Outcome:
     token_ids: tuple[int, ...]
     scored_logits: Tensor | None = None
     hidden: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class Drafter(Protocol):
     """One method of drafting, for one run.
 
-    name: as in the registry. num_bytes: memory of the drafter's own caches.
+    name: as in the registry. num_bytes: memory of the drafter's own caches. A drafter may also have `notes`, sentences
+    about the run for its RunStarted.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """A cascade: ask drafters that cost nothing first, and a model only where they have nothing to say.
 
 Each proposal is one drafter's alone, so its probabilities are those of one drafter too, and verification stays lossless
-whoever spoke. The order of a cheap drafter before a dear one: Chen et al. (2023), Cascade Speculative Drafting,
-arXiv 2312.11462 (horizontal cascade).
+whoever spoke.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ arXiv 2402.02057, section 3. Jacobi decoding: Santilli et al. (2023), arXiv 2305
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +51,7 @@ class NgramPool:
         """What followed `key`, the latest first."""
         return list(reversed(self._guesses.get(key, {})))
 
-    def __iter__(self) -> Iterable[tuple[int, ...]]:
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
         """Every n-gram, key included."""
         return ((key, *guess) for key, known in self._guesses.items() for guess in known)
 
@@ -259,12 +259,12 @@ class JacobiDrafter:
         return Proposal.chain(chain, note=DraftNote("lookahead", text, {"window": [chain], "num_start": num_start}))
 
     def observe(self, outcome: Outcome) -> None:
-        kept = len(outcome.kept)
-        if outcome.logits is None:
-            self._guesses = self._guesses[len(outcome.token_ids) :]
+        checked = outcome.proposal.token_ids.tolist()
+        if outcome.logits is None or not checked or checked != self._guesses[: len(checked)]:
+            self._guesses = self._guesses[len(outcome.token_ids) :]  # another draft was checked: the guesses move on
         else:
-            # Row kept is what the target said in place of the refused guess: committed already, unless it was drawn.
-            self._guesses = outcome.logits[kept + 1 :].argmax(-1).tolist()
+            # Rows up to the last kept guess speak of places that are committed by now.
+            self._guesses = outcome.logits[len(outcome.kept) + 1 :].argmax(-1).tolist()
 
     def close(self) -> None:
         self._guesses = []

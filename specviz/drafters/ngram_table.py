@@ -231,11 +231,19 @@ class NgramTableDrafter:
     needs: frozenset[Need] = frozenset({Need.TRAINED})
     num_bytes = 0
 
-    def __init__(self, table: NgramTable, *, min_count: int = 1, notes: tuple[str, ...] = ()) -> None:
-        """notes: sentences about the run, for the page."""
+    def __init__(
+        self, table: NgramTable, *, min_count: int = 1, stop_below: float = 0.0, notes: tuple[str, ...] = ()
+    ) -> None:
+        """
+        Args:
+            min_count: entries seen less often are passed over, and a shorter context decides.
+            stop_below: drafting stops behind a token whose share of its context's total is under this.
+            notes: sentences about the run, for the page.
+        """
         self.notes = notes
         self._table = table
         self._min_count = min_count
+        self._stop_below = stop_below
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
         pass
@@ -247,6 +255,8 @@ class NgramTableDrafter:
         while len(matches) < max_tokens and (match := self._table.find(ids, self._min_count)) is not None:
             matches.append(match)
             ids.append(match.token_id)
+            if match.count < self._stop_below * match.total:
+                break
         if not matches:
             return Proposal.empty(DraftNote("table", "the corpus does not tell what follows the last token"))
         shares = [match.count / match.total for match in matches]

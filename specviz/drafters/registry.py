@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specviz.config import RunConfig
 from specviz.drafters.base import Drafter, Need
+from specviz.drafters.cascade import FALLBACK, MIN_MATCH, CascadeDrafter
+from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
 from specviz.drafters.model import ModelDrafter
+from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.drafters.stored import draft_folder
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
+from specviz.models.catalog import ModelPair
 from specviz.models.loader import LoadedPair
 
 __all__ = ["METHODS", "Method", "get_method", "names"]
@@ -45,7 +50,18 @@ class Method:
                 f"The pair {loaded.pair.name} has no draft model of its own. "
                 "Choose quantized-copy, which drafts with a 4-bit copy of the target, or prompt-lookup."
             )
+        if not self.is_offered(loaded.pair):
+            return (
+                f"The pair {loaded.pair.name} has no draft made for {self.name}. "
+                "`python -m specviz train --help` says how to make one; prompt-lookup needs none."
+            )
         return None
+
+    def is_offered(self, pair: ModelPair) -> bool:
+        """Whether the pair has what this method drafts with, as far as can be told before it is loaded."""
+        if Need.TRAINED in self.needs and draft_folder(pair.name, self.name) is None:
+            return False
+        return Need.DRAFT not in self.needs or pair.draft is not None
 
 
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
@@ -58,11 +74,48 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
     return build
 
 
+def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
+    return LookaheadDrafter(**config.options, max_new_tokens=config.max_new_tokens), None
+
+
+def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
+    table, info, notes = load_for(loaded)
+    stop = config.confidence if config.draft_length == "confidence" else 0.0
+    return NgramTableDrafter(table, **config.options, stop_below=stop, notes=notes), info
+
+
+def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
+    """Prompt lookup, the pair's table where it has one, and the model asked for; the model is what gets reported."""
+    settings = dict(config.options)
+    fallback, min_match = settings.pop(FALLBACK.name, FALLBACK.default), settings.pop(MIN_MATCH.name, MIN_MATCH.default)
+    inner: list[Drafter] = [PromptLookupDrafter()]
+    info: ModelInfo | None = None
+    notes: tuple[str, ...] = ()
+    if draft_folder(loaded.pair.name, NgramTableDrafter.name):
+        table, info = _ngram_table(loaded, replace(config, options=settings))
+        notes = getattr(table, "notes", ())
+        inner.append(table)
+    else:
+        notes = (f"The pair {loaded.pair.name} has no n-gram table, so the cascade goes without one.",)
+    if fallback != "none":
+        method = get_method(fallback)
+        refusal = method.refusal(loaded)
+        if refusal:
+            raise ConfigError(f"fallback {fallback}: {refusal}")
+        model, info = method.build(loaded, replace(config, options={}))
+        inner.append(model)
+    return CascadeDrafter(inner, min_match={PromptLookupDrafter.name: min_match}, notes=notes), info
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("plain", "Plain decoding", "No draft: one token a pass. The baseline.", "exact", lambda *_: (PlainDrafter(), None)),
         Method("prompt-lookup", "Prompt lookup", "Copies what followed the same words earlier in the text.", "exact", lambda *_: (PromptLookupDrafter(), None)),
+        Method("ngram-table", "N-gram table", "Continues as a corpus counted beforehand most often did after the same tokens.", "exact", _ngram_table, NgramTableDrafter.needs, (MIN_COUNT,)),
+        Method("cascade", "Cascade", "Prompt lookup first, then the n-gram table, then a model if you name one.", "exact", _cascade, CascadeDrafter.needs, (FALLBACK, MIN_MATCH, MIN_COUNT)),
+        Method("lookahead", "Lookahead", "The target guesses ahead in a window beside each check; n-grams it settles into are drafted.", "lossless", _lookahead, frozenset({Need.TREE}), LOOKAHEAD_OPTIONS),
+        Method("jacobi", "Jacobi", "The target's own corrections of the last guesses are the next guesses.", "lossless", lambda *_: (JacobiDrafter(), None)),
         Method("quantized-copy", "Quantized copy of the target", "The target's own weights, held in 4 bits, draft.", "exact", _model_draft("quantized-copy", copy=True), frozenset({Need.SAME_TOKENIZER})),
         Method("draft-model", "Draft model", "The pair's own smaller model drafts.", "exact", _model_draft("draft-model", copy=False), frozenset({Need.SAME_TOKENIZER, Need.DRAFT})),
     )

@@ -18,6 +18,7 @@ class _Window:
 
     def __init__(self) -> None:
         self.length = 0
+        self.start = 0
         self.key_len = 0
 
 
@@ -41,7 +42,7 @@ class _InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        start, stop = self._window.length, self._window.length + key_states.shape[-2]
+        start, stop = self._window.start, self._window.start + key_states.shape[-2]
         self.keys[:, :, start:stop] = key_states
         self.values[:, :, start:stop] = value_states
         return self.keys[:, :, : self._window.key_len], self.values[:, :, : self._window.key_len]
@@ -70,13 +71,17 @@ class InPlaceCache:
     def length(self) -> int:
         return self._window.length
 
-    def open(self, rows: int, key_len: int) -> None:
-        """Prepare a pass of `rows` new entries that reads `key_len` places, unused ones included."""
-        assert self.length + rows <= key_len <= self.capacity, "the cache was made too small"
-        self._window.key_len = key_len
+    def open(self, rows: int, key_len: int, ahead: int = 0) -> None:
+        """Prepare a pass of `rows` new entries that reads `key_len` places, unused ones included.
+
+        ahead: entries behind `length` that an earlier pass wrote, that do not count yet and stay as they are.
+        """
+        start = self.length + ahead
+        assert start + rows <= key_len <= self.capacity, "the cache was made too small"
+        self._window.start, self._window.key_len = start, key_len
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put [1, heads, rows, head_dim] behind `length`; returns views of `key_len` places, unused ones included."""
+        """Put [1, heads, rows, head_dim] where `open` said; returns views of `key_len` places, unused ones included."""
         return self._layers[layer].update(keys, values)
 
     def commit(self, rows: int) -> None:

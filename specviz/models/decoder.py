@@ -48,6 +48,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def project(self, states: Tensor) -> Tensor:
+        """[rows, d_model] last hidden states, or what stands in for them, to [rows, vocab] logits."""
+        ...
+
 
 _decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()
 
@@ -96,6 +100,12 @@ class TransformersDecoder:
         output = model(**arguments)
         return output.logits[0, -num_logits:], output.hidden_states[-1][0] if hidden else None
 
+    def project(self, states: Tensor) -> Tensor:
+        model = self._model()
+        assert model is not None, "the model has been released"
+        logits: Tensor = model.get_output_embeddings()(states)
+        return logits
+
 
 class LeanDecoder:
     """The Llama family as a plain loop. Holds its own fused copies of the projections, and the model's other tensors."""
@@ -134,18 +144,24 @@ class LeanDecoder:
     def forward(
         self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
-        states = self.embed(ids)
-        states = self.run_layers(states, positions, seen, cache, 0, self.num_layers)
-        states = self._norm(states)
-        return self._head(states[-num_logits:]), states if hidden else None
+        states = self.run_layers(self.embed(ids), positions, seen, cache, 0, self.num_layers)
+        return self.finish(states, num_logits=num_logits, hidden=hidden)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[rows] ids to [rows, d_model]."""
         return torch.nn.functional.embedding(ids, self._embedding)
 
+    def finish(self, states: Tensor, *, num_logits: int, hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """What `forward` returns, from [rows, d_model] states behind the last layer."""
+        states = self._norm(states)
+        return self._head(states[-num_logits:]), states if hidden else None
+
     def head(self, states: Tensor) -> Tensor:
         """[rows, d_model] states of any layer to [rows, vocab] logits through the final norm."""
         return self._head(self._norm(states))
+
+    def project(self, states: Tensor) -> Tensor:
+        return self._head(states)
 
     def run_layers(
         self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specviz.models.cache import InPlaceCache, check_croppable
-from specviz.models.decoder import Decoder, decoder_for
+from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
 
 __all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
 
@@ -27,6 +27,8 @@ class Session:
     """One per run; nothing is stored on the model, so visitors never meet.
 
     length: cache entries that count. hidden: [rows, d_model] last hidden states of the last pass where asked for.
+    tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
+    work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
     width: rows of every pass made by `score` (padded on the right, rolled back), 0 = as many as there are tokens.
         A fixed width with a rounded key length makes a position's logits independent of how many tokens are checked
         with it, which is what bit-exact verification rests on.
@@ -44,7 +46,12 @@ class Session:
         room = -(-(capacity + max(width, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.width = width
         self.hidden: Tensor | None = None
+        self.tail: Tensor | None = None
         self.rows = 0
+        self.work = 0.0
+        self._layers_run = 0
+        self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` whose first layers are done, with their states
+        self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
         self._cache = InPlaceCache(self._decoder.num_layers, room)
         self._keep_hidden = keep_hidden
@@ -72,8 +79,31 @@ class Session:
             key_len = self.length + rows
             positions = list(range(self.length, key_len))
             logits = self._pass(block, positions, self._chain_mask(rows, key_len), key_len, min(num_logits, rows))
-            self._cache.commit(rows)
+            self._commit(rows, rows - 1)
         return logits
+
+    def draft_pass(self, tokens: Sequence[int], exit_layer: int) -> Tensor:
+        """What the first layers alone, with the final norm and head, say behind some tokens (early exit).
+
+        The keys and values of those layers stay in this cache, and so do the tokens' states: a `score` of the same
+        tokens goes on from there. A prefix that the last call saw is not computed again. Nothing counts until
+        `keep_path`. In exact mode the pass has the width and key length of every other pass, so that what it leaves
+        behind is equal to the bit.
+
+        Args:
+            tokens: the last committed token and what is drafted behind it so far. exit_layer: 1 to num_layers - 1.
+        Returns:
+            [vocab] logits behind the last of `tokens`.
+        """
+        assert isinstance(self._decoder, LeanDecoder), "only a model that runs layer by layer can leave early"
+        if exit_layer != self._exit_layer:
+            self._early.clear()
+            self._exit_layer = exit_layer
+        known = self._num_early(tokens)
+        with torch.inference_mode():
+            if known < len(tokens):
+                self._run_first_layers(tokens, known)
+            return self._decoder.head(self._early[len(tokens) - 1][1][None])[0]
 
     def score(self, root: int, token_ids: Tensor, parents: Sequence[int]) -> Tensor:
         """Logits for the last committed token and for every drafted one, in one pass that counts for nothing yet.
@@ -91,6 +121,8 @@ class Session:
             key_len = -(-(self.length + rows) // KEY_BLOCK) * KEY_BLOCK
         self.rows = rows
         ids = [root, *token_ids.tolist()]
+        if chain and self._num_early(ids):
+            return self._finish_early(ids, rows, key_len)[: n + 1]
         ids += [ids[-1]] * (rows - len(ids))
         if chain:
             positions = list(range(self.length, self.length + rows))
@@ -109,29 +141,32 @@ class Session:
         if any(node != i for i, node in enumerate(nodes)):
             with torch.inference_mode():
                 self._cache.gather([start + node for node in nodes], start)
-        self._cache.commit(1 + len(nodes))
+        self._commit(1 + len(nodes), nodes[-1] + 1 if nodes else 0)
 
     def roll_back(self, length: int) -> None:
         """Forget everything from token `length` on."""
         self._cache.roll_back(length)
+        self._early.clear()
+        self.tail = None
 
     def close(self) -> None:
         """Free the keys and values."""
         self._cache = InPlaceCache(0, 0)
         self._decoder = None
-        self.hidden = None
+        self._early.clear()
+        self.hidden = self.tail = None
 
     # --- one pass ---------------------------------------------------------------------------------------------
 
     def _pass(self, ids: Sequence[int], positions: list[int], seen: Tensor, key_len: int, num_logits: int) -> Tensor:
         assert self._decoder is not None, "the session is closed"
+        self._early.clear()  # the pass writes over what they left in the cache
         self._cache.open(len(ids), key_len)
-        # Learned position tables end; a padding row past the end takes the last valid place, nobody reads it.
-        last = self._decoder.max_positions - 1
+        self._layers_run += self._decoder.num_layers
         with torch.inference_mode():
             logits, self.hidden = self._decoder.forward(
                 torch.tensor(ids, device=self._device),
-                torch.tensor([min(position, last) for position in positions], device=self._device),
+                self._places(positions),
                 seen,
                 self._cache,
                 num_logits=num_logits,
@@ -139,9 +174,25 @@ class Session:
             )
         return logits
 
-    def _chain_mask(self, rows: int, key_len: int) -> Tensor:
-        """[rows, key_len] bool: each row sees the cache and the rows up to itself."""
-        last_seen = torch.arange(self.length, self.length + rows, device=self._device)
+    def _commit(self, rows: int, last_row: int) -> None:
+        """Count `rows` entries in; `last_row` of the last pass is the last of them."""
+        assert self._decoder is not None, "the session is closed"
+        self._cache.commit(rows)
+        self._early.clear()
+        self.tail = None if self.hidden is None else self.hidden[last_row]
+        self.work, self._layers_run = self._layers_run / self._decoder.num_layers, 0
+
+    def _places(self, positions: Sequence[int]) -> Tensor:
+        """[rows] int64. Learned position tables end; a padding row past the end takes the last valid place, nobody
+        reads it."""
+        assert self._decoder is not None, "the session is closed"
+        last = self._decoder.max_positions - 1
+        return torch.tensor([min(position, last) for position in positions], device=self._device)
+
+    def _chain_mask(self, rows: int, key_len: int, ahead: int = 0) -> Tensor:
+        """[rows, key_len] bool: each row sees the cache, `ahead` entries behind it, and the rows up to itself."""
+        start = self.length + ahead
+        last_seen = torch.arange(start, start + rows, device=self._device)
         return torch.arange(key_len, device=self._device) <= last_seen[:, None]
 
     def _tree_mask(self, parents: Sequence[int], key_len: int) -> Tensor:
@@ -153,3 +204,59 @@ class Session:
             seen[node + 1] |= seen[parent + 1]
             seen[node + 1, self.length + 1 + node] = True
         return seen.to(self._device)
+
+    # --- early exit -------------------------------------------------------------------------------------------
+
+    def _num_early(self, ids: Sequence[int]) -> int:
+        """How many of `ids`, from the first on, have their first layers done."""
+        same = 0
+        for (mine, _), theirs in zip(self._early, ids, strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        return same
+
+    def _run_first_layers(self, ids: Sequence[int], known: int) -> None:
+        """The first layers on ids[known:], behind `known` tokens that have them done. In inference mode."""
+        decoder = self._decoder
+        assert isinstance(decoder, LeanDecoder)
+        del self._early[known:]
+        real = len(ids) - known
+        rows = max(real, self.width)
+        start = self.length + known
+        key_len = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK if self.width else start + rows
+        self._cache.open(rows, key_len, known)
+        padded = [*ids[known:], *[ids[-1]] * (rows - real)]
+        states = decoder.run_layers(
+            decoder.embed(torch.tensor(padded, device=self._device)),
+            self._places(range(start, start + rows)),
+            self._chain_mask(rows, key_len, known),
+            self._cache,
+            0,
+            self._exit_layer,
+        )
+        self._early += zip(ids[known:], states, strict=False)
+        self._layers_run += self._exit_layer
+
+    def _finish_early(self, ids: list[int], rows: int, key_len: int) -> Tensor:
+        """[rows, vocab] logits of `ids`, of which some have their first layers done: those of the rest, then the others."""
+        decoder = self._decoder
+        assert isinstance(decoder, LeanDecoder)
+        with torch.inference_mode():
+            known = self._num_early(ids)
+            if known < len(ids):
+                self._run_first_layers(ids, known)
+            states = [state for _, state in self._early[: len(ids)]]
+            states += [states[-1]] * (rows - len(ids))
+            self._cache.open(rows, key_len)
+            through = decoder.run_layers(
+                torch.stack(states),
+                self._places(range(self.length, self.length + rows)),
+                self._chain_mask(rows, key_len),
+                self._cache,
+                self._exit_layer,
+                decoder.num_layers,
+            )
+            self._layers_run += decoder.num_layers - self._exit_layer
+            logits, self.hidden = decoder.finish(through, num_logits=rows, hidden=self._keep_hidden)
+        return logits

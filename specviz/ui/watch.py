@@ -371,5 +371,5 @@ def _method_info(name: str, temperature: Any, pair: ModelPair) -> str:
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
     word = method.exactness if greedy or method.exactness == "approximate" else "lossless"
-    rest = "" if pair.draft else " (This pair has no second model to draft with.)"
+    rest = "" if pair.draft else " “Draft model” is left out: this pair has only one."
     return f"{method.summary} {_PROMISES[word]}{rest}"

@@ -1,0 +1,59 @@
+"""`python -m specviz train WHAT`: one sub-command a kind of draft. Heavy libraries are imported when one runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["add_train_command"]
+
+
+class Line(Protocol):
+    """A progress line: told messages with the part done, and closed."""
+
+    def __call__(self, message: str, fraction: float | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
+    """Add `train` to the command line's sub-commands.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+        progress: opens a progress line on standard error.
+    """
+    train = commands.add_parser("train", help="make a draft for a pair from a corpus")
+    kinds = train.add_subparsers(required=True, metavar="WHAT")
+    _add_ngrams(kinds, progress)
+
+
+def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
+    parser = kinds.add_parser("ngrams", help="count a corpus into the table of the method ngram-table")
+    parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path,
+                        help='.txt, .jsonl with "text" or "prompt", or .npz of token ids')  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write into (default: where runs look for it)")
+    parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
+    parser.add_argument("--min-count", type=int, default=1, metavar="N",
+                        help="leave out contexts whose best follower was seen less often (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--max-mb", type=float, default=4.0, metavar="X",
+                        help="size of the table at most; the rarest of the longest contexts go first (default: %(default)s)")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> int:
+        from specviz.train.ngrams import train_ngrams
+
+        line = progress()
+        try:
+            print(
+                train_ngrams(
+                    options.corpus, options.pair, options.out,
+                    min_count=options.min_count, max_mb=options.max_mb, progress=line,
+                )
+            )  # fmt: skip
+        finally:
+            line.close()
+        return 0
+
+    parser.set_defaults(command=run)
