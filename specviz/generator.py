@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specviz.config import DEFAULT_WIDTH, RunConfig
 from specviz.detokenize import Detokenizer, Piece, StopScanner, split_text, visible_part
-from specviz.drafters.base import DraftContext, Drafter, Outcome
+from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.length import BestLength, DraftLength, FixedLength, HeuristicLength
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import Method, get_method
@@ -101,12 +101,12 @@ class SpeculativeGenerator:
                 f"The prompt has {len(ids)} tokens and this model reads {self.loaded.max_context}, answer included. "
                 "Shorten the prompt."
             )
+        config = replace(config, options=read_options(method.name, method.options, config.options))
         width, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
-        options = read_options(method.name, method.options, config.options)
-        config = replace(config, sampling=replace(config.sampling, seed=seed), options=options)
+        config = replace(config, sampling=replace(config.sampling, seed=seed))
         drafter, draft_info = method.build(self.loaded, config)
-        length = self._length(config, draft_info, width)
+        length = self._length(config, draft_info, width, getattr(drafter, "relative_cost", 0.0))
         started = RunStarted(
             run_id=uuid.uuid4().hex[:12],
             method=method.name,
@@ -137,11 +137,13 @@ class SpeculativeGenerator:
         """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
         return self.stream(prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={}))
 
-    def _length(self, config: RunConfig, draft: ModelInfo | None, width: int) -> DraftLength:
+    def _length(self, config: RunConfig, draft: ModelInfo | None, width: int, relative_cost: float) -> DraftLength:
+        """relative_cost: of a drafted token over a plain step, where a drafter knows it without a clock."""
         if config.draft_length == "heuristic":
             return HeuristicLength(config.gamma)
         if config.draft_length == "best":
-            return BestLength(config.gamma, *self._costs(config.gamma, draft, width))
+            c, v = self._costs(config.gamma, draft, width)
+            return BestLength(config.gamma, c or relative_cost, v)
         return FixedLength(config.gamma)
 
     def _costs(self, gamma: int, draft: ModelInfo | None, width: int) -> tuple[float, list[float]]:
@@ -163,11 +165,11 @@ class SpeculativeGenerator:
 
     def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
         """Width of the passes, the run's word, and why it is that word."""
-        exact = config.exact
+        exact, word = config.exact, method.word(config)
         if exact:
             config.require_width()
         if exact is None:
-            fits = method.exactness == "exact" and config.gamma < config.width
+            fits = word == "exact" and config.gamma < config.width
             exact = fits and self.exactness_report(config.width).is_default
         width = config.width if exact else 0
         if config.verify != "auto":
@@ -181,8 +183,10 @@ class SpeculativeGenerator:
             if config.exact is None and config.width in self._reports:
                 why += " " + self._reports[config.width].sentence
             return width, "lossless", why
+        if word != "exact":
+            return width, word, "Only chains fit the fixed width. Other passes have more rows: near-ties may differ."
         report = self.exactness_report(config.width)
-        return width, method.exactness if report.passed else "lossless", report.sentence
+        return width, word if report.passed else "lossless", report.sentence
 
 
 @dataclass(slots=True)
@@ -218,7 +222,9 @@ class _Run:
         self.context = list(started.prompt_ids)
         self.rng = uniform_generator(config.sampling.seed or 0)
         self.length = length
-        self.session = Session(loaded.target, capacity=len(self.context) + limit, width=started.width)
+        hidden = Need.HIDDEN in drafter.needs
+        capacity = len(self.context) + limit
+        self.session = Session(loaded.target, capacity=capacity, width=started.width, keep_hidden=hidden)
         self.detokenizer = Detokenizer(loaded.tokenizer)
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []
@@ -269,7 +275,8 @@ class _Run:
         self.clock.start()
         proposal = Proposal.empty()
         if ask > 0:
-            proposal = self.drafter.propose(DraftContext(self.context, sampling, self.session.hidden), ask, self.rng)
+            shown = DraftContext(self.context, sampling, self.session.tail, self.session)
+            proposal = self.drafter.propose(shown, ask, self.rng)
         draft_s = self.clock.lap()
 
         proposal = self._fitting(proposal, ask)
@@ -306,7 +313,7 @@ class _Run:
             emitted=tuple(tokens),
             num_accepted=kept,
             rows=self.session.rows,
-            target_work=1.0,
+            target_work=self.session.work,
             draft_s=draft_s,
             verify_s=verify_s,
             other_s=other_s,
@@ -397,7 +404,7 @@ class _Run:
             verdict.path[:kept],
             tuple(token.token_id for token in tokens),
             logits[rows] if rows else None,
-            self.session.hidden,
+            None if self.session.hidden is None else self.session.hidden[: len(proposal) + 1],
             logits,
         )
 

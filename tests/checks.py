@@ -237,7 +237,8 @@ def _check_step(step: StepDone, loaded: LoadedPair, config: RunConfig, *, is_end
     drafted, emitted = step.drafted, step.emitted
     greedy = config.sampling.is_greedy
     assert emitted
-    assert step.target_work == 1.0
+    share = _drafting_share(step)
+    assert 1.0 <= step.target_work <= 1.0 + step.gamma * share + 1e-12
     assert min(step.draft_s, step.verify_s, step.other_s) >= 0, "I6"
     assert step.num_drafted == len(drafted)
     depths: list[int] = []
@@ -282,6 +283,14 @@ def _check_step(step: StepDone, loaded: LoadedPair, config: RunConfig, *, is_end
     assert not any(token.token_id in loaded.eos_ids for token in emitted[:-1]), "emitted behind an end token (case 1)"
     if emitted[-1].token_id in loaded.eos_ids:
         assert is_end
+
+
+def _drafting_share(step: StepDone) -> float:
+    """Of the target's layers, those that draft."""
+    if step.note is None or step.note.kind != "layers":
+        return 0.0
+    share: float = step.note.data["exit_layer"] / step.note.data["num_layers"]
+    return share
 
 
 def _check_end(

@@ -8,7 +8,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,36 @@ settings.load_profile("specviz")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Stable sort by cost, so that a broken basis shows in seconds."""
     items.sort(key=lambda item: 2 * bool(item.get_closest_marker("browser")) + bool(item.get_closest_marker("real")))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _drafts_of_the_tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The pair `tiny` of fakes.py finds an n-gram table over its 260 ids beside the drafts that come with specviz."""
+    from checks_table import tiny_table
+
+    from specviz.drafters import stored
+
+    folder = tmp_path_factory.mktemp("drafts")
+    for pair in stored.ASSETS.iterdir():
+        (folder / pair.name).symlink_to(pair)
+    tiny_table().save(folder / "tiny" / "ngram-table" / "table.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "ASSETS", folder)
+        yield
+
+
+@pytest.fixture
+def table_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """Gives the pair `tiny` a table over another number of ids, for this test."""
+    from checks_table import tiny_table
+
+    from specviz.drafters import stored
+
+    def give(vocab: int) -> None:
+        tiny_table(vocab).save(tmp_path / "drafts" / "tiny" / "ngram-table" / "table.safetensors")
+        monkeypatch.setattr(stored, "ASSETS", tmp_path / "drafts")
+
+    return give
 
 
 @pytest.fixture(autouse=True)

@@ -162,6 +162,8 @@ def test_good_values_are_taken() -> None:
     assert read.config.exact is True
     assert read.config.sampling.top_k == 3
     assert settings(seed=None).config.sampling.seed is None
+    half = settings(prompt="half \ud83d", stop="\udc00")
+    assert (half.prompt, half.config.stop) == ("half \ufffd", ("\ufffd",))
     with pytest.raises(ConfigError, match="--width 16"):
         settings(exact="on", gamma=8)
 
@@ -586,6 +588,7 @@ def run_and_wait(page: Any) -> None:
     page.wait_for_function(IDLE, timeout=30_000)
 
 
+@pytest.mark.browser
 def test_the_page_opens_on_a_recorded_run_then_runs_its_own(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .recording:visible")
@@ -611,6 +614,7 @@ def test_the_page_opens_on_a_recorded_run_then_runs_its_own(site: Any) -> None:
         assert page.evaluate("document.querySelector('#view .answer').textContent") == end.text
 
 
+@pytest.mark.browser
 def test_94_stop_keeps_the_text_on_the_page_and_the_next_run_starts(site: Any) -> None:
     _, host, loader = site
     with opened(site[0], reduced_motion="reduce") as page:
@@ -634,6 +638,7 @@ def test_94_stop_keeps_the_text_on_the_page_and_the_next_run_starts(site: Any) -
         page.wait_for_function(IDLE)
 
 
+@pytest.mark.browser
 def test_94_a_closed_tab_ends_its_run(site: Any) -> None:
     _, host, loader = site
     loader.delay_s = 0.05
@@ -647,6 +652,7 @@ def test_94_a_closed_tab_ends_its_run(site: Any) -> None:
     loader.delay_s = 0.01
 
 
+@pytest.mark.browser
 def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .strip .st")
@@ -666,6 +672,7 @@ def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) 
         assert "Ready · Tiny" in page.inner_text("#masthead")
 
 
+@pytest.mark.browser
 def test_a_link_restores_settings_and_ignores_what_is_bad(site: Any) -> None:
     with opened(site[0] + "?prompt=hello%20%3Cb%3E&gamma=6&temperature=0.5&max_new_tokens=99999&method=evil") as page:
         page.wait_for_function("document.querySelector('#prompt textarea').value === 'hello <b>'")
@@ -684,11 +691,16 @@ def test_a_link_restores_settings_and_ignores_what_is_bad(site: Any) -> None:
         assert page.inner_text("#link-note") == ""
 
 
+@pytest.mark.browser
 def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
-        page.click("#presets label:has-text('Code')")
-        code = load_regimes()[1]
-        page.wait_for_function("text => document.querySelector('#prompt textarea').value === text", arg=code.prompts[0])
+        shows = "text => document.querySelector('#prompt textarea').value === text"
+        page.click("#presets label:has-text('Facts')")
+        page.wait_for_function(shows, arg=load_regimes()[2].prompts[0])
+        page.focus("#prompt textarea")
+        for key in ("Tab", "Tab", "Space"):  # to Gradio every option is a field of its own
+            page.keyboard.press(key)
+        page.wait_for_function(shows, arg=load_regimes()[1].prompts[0])
         page.locator("#prompt textarea").press_sequentially(" ok")
         page.wait_for_function("!document.querySelector('#presets input:checked')")
         set_number(page, "max-new-tokens", 16)
@@ -698,6 +710,7 @@ def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None
         page.wait_for_function(IDLE)
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_sideways_scroll_and_nothing_for_axe(site: Any, theme: str, width: int) -> None:

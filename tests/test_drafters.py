@@ -20,9 +20,10 @@ from specviz.config import SamplingParams
 from specviz.drafters import registry
 from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.model import ModelDrafter
+from specviz.drafters.options import read_options
 from specviz.drafters.prompt_lookup import LONGEST_NGRAM, PromptLookupDrafter
 from specviz.errors import ConfigError
-from specviz.models.session import Session
+from specviz.models.session import MAX_NODES, Session
 from specviz.proposal import Proposal, Verdict
 from specviz.sampling import uniform_generator
 
@@ -44,14 +45,40 @@ def near() -> Any:
 
 def build(method: str, max_new_tokens: int = 100) -> Drafter:
     """A fresh drafter of one method on the tiny pair."""
-    settings = config(method, max_new_tokens=max_new_tokens)
-    return registry.get_method(method).build(loaded_pair(wild(), near()), settings)[0]
+    entry, loaded = registry.get_method(method), loaded_pair(wild(), near())
+    refusal = entry.refusal(loaded)
+    if refusal:
+        pytest.skip(refusal)
+    options = read_options(method, entry.options, {})
+    return entry.build(loaded, config(method, max_new_tokens=max_new_tokens, options=options))[0]
+
+
+def shown(ids: Sequence[int], params: SamplingParams) -> DraftContext:
+    """What the loop shows a drafter: the target has read all but the last id."""
+    session = Session(wild(), capacity=len(ids) + 8, keep_hidden=True)
+    if len(ids) > 1:
+        session.extend(ids[:-1])
+    return DraftContext(ids, params, session.tail, session)
+
+
+def first_path(proposal: Proposal) -> tuple[int, ...]:
+    """The candidates that are tried first, from the root to a leaf; all of a chain."""
+    children = proposal.children_of()
+    path = [-1]
+    while path[-1] in children:
+        path.append(children[path[-1]][0])
+    return tuple(path[1:])
 
 
 def outcome_of(proposal: Proposal, kept: int, token_ids: Sequence[int]) -> Outcome:
-    path = tuple(range(kept))
-    origin = "target" if not len(proposal) else "bonus" if kept == len(proposal) else "corrected"
-    return Outcome(proposal, Verdict(path, token_ids[-1], origin), path, tuple(token_ids))
+    """What the loop tells after a target with random logits kept the first `kept` candidates of the first path."""
+    whole = first_path(proposal)
+    path = whole[:kept]
+    origin = "target" if not whole else "bonus" if path == whole else "corrected"
+    logits = torch.rand(len(proposal) + 1, KNOWN, generator=torch.Generator().manual_seed(len(proposal)))
+    scored = [node + 1 for node in range(len(proposal)) if proposal.is_scored_only(node)]
+    rows = logits[scored] if scored else None
+    return Outcome(proposal, Verdict(path, token_ids[-1], origin), path, tuple(token_ids), rows, None, logits)
 
 
 def drive(drafter: Drafter, prompt: Sequence[int], params: SamplingParams, num_steps: int = 12) -> Iterator[Proposal]:
@@ -60,10 +87,11 @@ def drive(drafter: Drafter, prompt: Sequence[int], params: SamplingParams, num_s
     ids = list(prompt)
     drafter.reset(ids)
     for step in range(num_steps):
-        proposal = drafter.propose(DraftContext(ids, params), 1 + step % 5, rng)
+        proposal = drafter.propose(shown(ids, params), 1 + step % 5, rng)
         yield proposal
-        kept = step % (len(proposal) + 1)
-        new = [*proposal.token_ids[:kept].tolist(), (ids[-1] * 7 + step) % 250]
+        path = first_path(proposal)
+        kept = step % (len(path) + 1)
+        new = [*(int(proposal.token_ids[node]) for node in path[:kept]), (ids[-1] * 7 + step) % 250]
         ids += new
         drafter.observe(outcome_of(proposal, kept, new))
         if step % 4 == 3:  # a step in which the loop did not ask
@@ -82,7 +110,9 @@ def test_contract_of_proposals(method, params, prompt):
     drafter = build(method)
     for step, proposal in enumerate(drive(drafter, prompt, params)):
         assert proposal.token_ids.dtype == torch.int64
-        assert max(proposal.depth_of(), default=0) <= 1 + step % 5
+        depths = [d for node, d in enumerate(proposal.depth_of()) if not proposal.is_scored_only(node)]
+        assert max(depths, default=0) <= 1 + step % 5
+        assert len(proposal) <= MAX_NODES
         assert all(0 <= token < KNOWN for token in proposal.token_ids.tolist())
         assert all(0 <= value <= 1 for value in proposal.confidence)
         if proposal.probs is not None:
@@ -122,7 +152,7 @@ def test_contract_of_close(method):
         if moment >= 1:
             drafter.reset(ids_from(1, 30))
         if moment >= 2:
-            drafter.propose(DraftContext(ids_from(1, 30), WARM), 3, uniform_generator(0))
+            drafter.propose(shown(ids_from(1, 30), WARM), 3, uniform_generator(0))
         if moment >= 3:
             drafter.observe(outcome_of(Proposal.empty(), 0, [4]))
         drafter.close()
@@ -138,10 +168,10 @@ def test_contract_of_the_context(method):
     drafter.reset(ids_from(1, 30))
     rng = uniform_generator(0)
     for ids in ([*ids_from(1, 30), 4], ids_from(1, 12), [9], ids_from(5, 200), ids_from(6, 31), [EOS, EOS], [3] * 60):
-        shown = tuple(ids)
-        proposal = drafter.propose(DraftContext(ids, GREEDY), 4, rng)
-        assert tuple(ids) == shown
-        assert len(proposal) <= 4
+        before = tuple(ids)
+        proposal = drafter.propose(shown(ids, GREEDY), 4, rng)
+        assert tuple(ids) == before
+        assert len(first_path(proposal)) <= 4
         if method in ("draft-model", "quantized-copy"):
             assert proposal.token_ids.tolist() == sequential(near(), ids, 4)
     drafter.close()
@@ -154,9 +184,9 @@ def test_contract_of_the_random_stream(method):
     for params in (GREEDY, WARM):
         drafter, rng = build(method), uniform_generator(5)
         drafter.reset(ids_of("abab"))
-        drafter.propose(DraftContext(ids_of("abab"), params), 3, rng)
+        drafter.propose(shown(ids_of("abab"), params), 3, rng)
         drawn = not torch.equal(rng.get_state(), uniform_generator(5).get_state())
-        assert drawn == (params is WARM and method in ("draft-model", "quantized-copy"))
+        assert drawn == (params is WARM and method in ("draft-model", "quantized-copy", "early-exit"))
         drafter.close()
     assert torch.equal(torch.get_rng_state(), state)
 

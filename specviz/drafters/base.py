@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specviz.config import SamplingParams
+from specviz.models.session import Session
 from specviz.proposal import Proposal, Verdict
 
 __all__ = ["DraftContext", "Drafter", "Need", "Outcome"]
@@ -23,6 +24,7 @@ class Need(Enum):
     SAME_TOKENIZER = "a draft that reads the target's tokens"
     HIDDEN = "the target's hidden states"
     TREE = "a target that takes an attention mask of its own"
+    LAYERS = "a target that runs layer by layer"
     TRAINED = "a draft made beforehand for this pair's target, by `python -m specviz train`"
 
 
@@ -31,12 +33,15 @@ class DraftContext:
     """What a drafter may look at.
 
     token_ids: every committed id, prompt and answer; the last one is not in the target's cache yet.
-    hidden: [rows, d_model] of the target's last pass, for drafters that need it.
+    hidden: [d_model] the target's last hidden state of token_ids[-2], the last one in its cache: what token_ids[-1] was
+        chosen by. For drafters with Need.HIDDEN; None before anything is in the cache.
+    target: the run's own session. A drafter may make draft passes in it, and leaves its length alone.
     """
 
     token_ids: Sequence[int]
     sampling: SamplingParams
     hidden: Tensor | None = None
+    target: Session | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from specviz.drafters.options import Option
 from specviz.events import DraftNote
 from specviz.proposal import Proposal
 
-__all__ = ["FALLBACK", "MIN_MATCH", "CascadeDrafter"]
+__all__ = ["FALLBACK", "MIN_MATCH", "TABLE_MATCH", "CascadeDrafter"]
 
 FALLBACKS = ("none", "draft-model", "quantized-copy")
 
 FALLBACK = Option("fallback", "none", "the model that drafts where lookup and table have nothing", choices=FALLBACKS)
 MIN_MATCH = Option("min_match", 2, "tokens that must match before prompt lookup is believed", 1, 4)
+TABLE_MATCH = Option("table_match", 1, "tokens of context that the table must know to be believed", 1, 4)
 
 
 class CascadeDrafter:

@@ -20,12 +20,12 @@ from specviz.proposal import Proposal
 __all__ = ["LOOKAHEAD_OPTIONS", "JacobiDrafter", "LookaheadDrafter", "NgramPool"]
 
 LOOKAHEAD_OPTIONS = (
-    Option("window", 4, "columns guessed ahead in every pass", 1, 16),
-    Option("ngram", 3, "tokens of an n-gram: one that is looked up and the ones guessed to follow", 2, 8),
-    Option("guesses", 3, "n-grams kept and checked per looked-up token", 1, 16),
-    Option("pool", "text", "what fills the pool beside the window: prompt and answer, or nothing", choices=("text", "window")),
-)  # fmt: skip
-"""The defaults fill at most (4 + 3) * (3 - 1) = 14 rows of a pass; all at their highest 224, under MAX_NODES."""
+    Option("window", 3, "columns guessed ahead in every pass", 1, 16),
+    Option("ngram", 4, "tokens of an n-gram: one that is looked up and the ones guessed to follow", 2, 8),
+    Option("guesses", 2, "n-grams kept and checked per looked-up token", 1, 16),
+    Option("pool", "text", "text: prompt and answer fill the pool too; window: it alone", choices=("text", "window")),
+)
+"""The defaults fill at most (3 + 2) * (4 - 1) = 15 rows of a pass; all at their highest 224, under MAX_NODES."""
 
 
 class NgramPool:
@@ -91,12 +91,11 @@ class _Column:
 class LookaheadDrafter:
     """Two branches in one pass of the target.
 
-    *Lookahead*: a window of W columns and N - 1 rows, rows that are only scored. Row 0 is a chain that begins with the
-    last committed token; below each of its tokens hangs a column. So row r of column c attends to row 0 up to column c
-    and then down its column, which is the mask of the paper (figure 3), and as a tree it needs no duplicates: a pass has
-    W (N - 1) rows for the window, the last committed token among them. The argmax of the last row is the next
-    iteration: every column drops its oldest token and takes the new one, and the N tokens of the column before
-    that go into the pool as an n-gram.
+    *Lookahead*: a window of W columns and N - 1 rows of tokens that are only scored. Row 0 is a chain that begins with
+    the last committed token; below each of its tokens hangs a column. So row r of column c attends to row 0 up to
+    column c and then down its column. This is the mask of the paper, and as a tree it needs no duplicates: the window
+    takes W (N - 1) rows of the pass, that of the last committed token included. The argmax behind the last row is the
+    next iteration: it ends the column's n-gram, which goes into the pool, and the column drops its oldest token.
     *Verification*: the n-grams of the pool that begin with the last token, as a trie of point masses, the latest first.
 
     After k accepted tokens the window moves k columns to the left, to stay where its guesses were made for, and
@@ -216,7 +215,9 @@ class LookaheadDrafter:
             rows[0][0] = self._root
         num_warm = sum(column.age >= self._n - 2 for column in self._columns)
         count = len(guesses)
-        text = f"{count} guess{'es' * (count != 1)} from the pool" if count else "nothing in the pool begins with this token"
+        text = "nothing in the pool begins with this token"
+        if count:
+            text = f"{count} guess{'es' * (count > 1)} from the pool"
         if num_warm == 0 and self._columns:
             text += "; the window is warming up"
         data = {
@@ -230,7 +231,7 @@ class LookaheadDrafter:
 
 
 class JacobiDrafter:
-    """Guesses all places ahead, lets the target correct all of them at once, and offers the corrections as next guesses.
+    """Guesses several places ahead, lets the target correct all at once, and offers the corrections as next guesses.
 
     Lookahead with one row, no pool, and the window itself as the candidate: a chain of as many tokens as it is asked
     for. What the target says behind each guess is the next guess for the place after it, also behind a refused one.

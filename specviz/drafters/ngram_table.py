@@ -30,7 +30,16 @@ from specviz.events import DraftNote, ModelInfo
 from specviz.models.loader import LoadedPair
 from specviz.proposal import Proposal
 
-__all__ = ["LONGEST_CONTEXT", "MIN_COUNT", "Level", "Match", "NgramTable", "NgramTableDrafter", "context_key", "load_for"]
+__all__ = [
+    "LONGEST_CONTEXT",
+    "MIN_COUNT",
+    "Level",
+    "Match",
+    "NgramTable",
+    "NgramTableDrafter",
+    "context_key",
+    "load_for",
+]
 
 LONGEST_CONTEXT = 4
 """Tokens of context at most, so 5-grams."""
@@ -220,7 +229,8 @@ def load_for(loaded: LoadedPair) -> tuple[NgramTable, ModelInfo, tuple[str, ...]
             f"The n-gram table was made for other weights ({table.target_sha256[:8]}…) than this target's "
             f"({ours[:8]}…). The text stays right; fewer drafts are accepted.",
         )
-    info = ModelInfo("n-gram table", source=str(table.about.get("corpus", "")), sha256=sha256, num_bytes=table.num_bytes)
+    corpus = str(table.about.get("corpus", ""))
+    info = ModelInfo("n-gram table", source=corpus, sha256=sha256, num_bytes=table.num_bytes)
     return table, info, notes
 
 
@@ -309,7 +319,7 @@ def _load_once(path: Path, modified_ns: int, size: int) -> tuple[NgramTable, str
 def _levels(arrays: Mapping[str, _Array]) -> tuple[Level, ...]:
     num = len(arrays) // 4
     if not 1 <= num <= LONGEST_CONTEXT:
-        raise ValueError(f"it has {len(arrays)} arrays, where {LONGEST_CONTEXT} for each length of context are expected")
+        raise ValueError(f"it has {len(arrays)} arrays, four for each of 1 to {LONGEST_CONTEXT} lengths are expected")
     names = ("keys", "next_ids", "counts", "totals")
     return tuple(Level(*(arrays[f"{name}_{n}"] for name in names)) for n in range(1, num + 1))
 

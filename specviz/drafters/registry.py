@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from specviz.config import RunConfig
 from specviz.drafters.base import Drafter, Need
-from specviz.drafters.cascade import FALLBACK, MIN_MATCH, CascadeDrafter
+from specviz.drafters.cascade import FALLBACK, MIN_MATCH, TABLE_MATCH, CascadeDrafter
+from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
 from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
+from specviz.drafters.medusa import TREE, MedusaDrafter, Tree, find_heads, medusa_refusal, parse_tree
 from specviz.drafters.model import ModelDrafter
 from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
@@ -18,6 +20,7 @@ from specviz.drafters.stored import draft_folder
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
 from specviz.models.catalog import ModelPair
+from specviz.models.decoder import decoder_for
 from specviz.models.loader import LoadedPair
 
 __all__ = ["METHODS", "Method", "get_method", "names"]
@@ -29,7 +32,8 @@ Built = tuple[Drafter, ModelInfo | None]
 class Method:
     """One way to draft.
 
-    title: for the menu. summary: one line, what it does. exactness: the greedy word at default settings.
+    title: for the menu. summary: one line, what it does. exactness: the greedy word at default settings; `word` tells
+        that of a run. is_chain: whether a run's drafts are chains, where that is a setting.
     build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
         complete, in `config.options`.
     options: those settings.
@@ -42,6 +46,13 @@ class Method:
     build: Callable[[LoadedPair, RunConfig], Built]
     needs: frozenset[Need] = field(default_factory=frozenset)
     options: tuple[Option, ...] = ()
+    is_chain: Callable[[RunConfig], bool] | None = None
+
+    def word(self, config: RunConfig) -> Exactness:
+        """The greedy word under these settings: trees run at their own number of rows, so they are never exact."""
+        if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config):
+            return "lossless"
+        return self.exactness
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
@@ -55,6 +66,10 @@ class Method:
                 f"The pair {loaded.pair.name} has no draft made for {self.name}. "
                 "`python -m specviz train --help` says how to make one; prompt-lookup needs none."
             )
+        if Need.LAYERS in self.needs:
+            return early_exit_refusal(loaded.target)
+        if Need.HIDDEN in self.needs:
+            return medusa_refusal(loaded.target)
         return None
 
     def is_offered(self, pair: ModelPair) -> bool:
@@ -84,15 +99,20 @@ def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     return NgramTableDrafter(table, **config.options, stop_below=stop, notes=notes), info
 
 
+_CASCADE_OPTIONS = (FALLBACK, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
+
+
 def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
     """Prompt lookup, the pair's table where it has one, and the model asked for; the model is what gets reported."""
-    settings = dict(config.options)
-    fallback, min_match = settings.pop(FALLBACK.name, FALLBACK.default), settings.pop(MIN_MATCH.name, MIN_MATCH.default)
+    settings = {option.name: option.default for option in _CASCADE_OPTIONS} | config.options
+    min_count = {MIN_COUNT.name: settings[MIN_COUNT.name]}
+    min_match = {"prompt-lookup": settings[MIN_MATCH.name], "ngram-table": settings[TABLE_MATCH.name]}
+    fallback = settings[FALLBACK.name]
     inner: list[Drafter] = [PromptLookupDrafter()]
     info: ModelInfo | None = None
     notes: tuple[str, ...] = ()
     if draft_folder(loaded.pair.name, NgramTableDrafter.name):
-        table, info = _ngram_table(loaded, replace(config, options=settings))
+        table, info = _ngram_table(loaded, replace(config, options=min_count))
         notes = getattr(table, "notes", ())
         inner.append(table)
     else:
@@ -104,7 +124,29 @@ def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
             raise ConfigError(f"fallback {fallback}: {refusal}")
         model, info = method.build(loaded, replace(config, options={}))
         inner.append(model)
-    return CascadeDrafter(inner, min_match={PromptLookupDrafter.name: min_match}, notes=notes), info
+    return CascadeDrafter(inner, min_match=min_match, notes=notes), info
+
+
+def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
+    num_layers = decoder_for(loaded.target).num_layers
+    exit_layer = read_exit_layer(config.options.get(EXIT_LAYER.name, EXIT_LAYER.default), num_layers)
+    stop = config.confidence if config.draft_length == "confidence" else 0.0
+    vocab_size, eos_ids = loaded.vocab_size, loaded.eos_ids
+    return EarlyExitDrafter(exit_layer, num_layers, vocab_size=vocab_size, eos_ids=eos_ids, stop_below=stop), None
+
+
+def _tree(config: RunConfig) -> Tree:
+    return parse_tree(str(config.options.get(TREE.name, TREE.default)))
+
+
+def _is_chain(config: RunConfig) -> bool:
+    return _tree(config).is_chain
+
+
+def _medusa(loaded: LoadedPair, config: RunConfig) -> Built:
+    heads, notes = find_heads(loaded)
+    decoder, tree = decoder_for(loaded.target), _tree(config)
+    return MedusaDrafter(decoder, heads, tree, vocab_size=loaded.vocab_size, notes=notes), None
 
 
 METHODS: dict[str, Method] = {
@@ -113,9 +155,11 @@ METHODS: dict[str, Method] = {
         Method("plain", "Plain decoding", "No draft: one token a pass. The baseline.", "exact", lambda *_: (PlainDrafter(), None)),
         Method("prompt-lookup", "Prompt lookup", "Copies what followed the same words earlier in the text.", "exact", lambda *_: (PromptLookupDrafter(), None)),
         Method("ngram-table", "N-gram table", "Continues as a corpus counted beforehand most often did after the same tokens.", "exact", _ngram_table, NgramTableDrafter.needs, (MIN_COUNT,)),
-        Method("cascade", "Cascade", "Prompt lookup first, then the n-gram table, then a model if you name one.", "exact", _cascade, CascadeDrafter.needs, (FALLBACK, MIN_MATCH, MIN_COUNT)),
+        Method("cascade", "Cascade", "Prompt lookup first, then the n-gram table, then a model if you name one.", "exact", _cascade, CascadeDrafter.needs, _CASCADE_OPTIONS),
         Method("lookahead", "Lookahead", "The target guesses ahead in a window beside each check; n-grams it settles into are drafted.", "lossless", _lookahead, frozenset({Need.TREE}), LOOKAHEAD_OPTIONS),
         Method("jacobi", "Jacobi", "The target's own corrections of the last guesses are the next guesses.", "lossless", lambda *_: (JacobiDrafter(), None)),
+        Method("medusa", "Medusa heads", "Extra heads on the target's last hidden state guess several tokens at once; untrained heads where a pair has none.", "exact", _medusa, MedusaDrafter.needs, (TREE,), _is_chain),
+        Method("early-exit", "Early exit", "The target's own first layers draft, and checking goes on where they stopped.", "exact", _early_exit, EarlyExitDrafter.needs, (EXIT_LAYER,)),
         Method("quantized-copy", "Quantized copy of the target", "The target's own weights, held in 4 bits, draft.", "exact", _model_draft("quantized-copy", copy=True), frozenset({Need.SAME_TOKENIZER})),
         Method("draft-model", "Draft model", "The pair's own smaller model drafts.", "exact", _model_draft("draft-model", copy=False), frozenset({Need.SAME_TOKENIZER, Need.DRAFT})),
     )

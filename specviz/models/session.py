@@ -50,7 +50,7 @@ class Session:
         self.rows = 0
         self.work = 0.0
         self._layers_run = 0
-        self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` whose first layers are done, with their states
+        self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
         self._cache = InPlaceCache(self._decoder.num_layers, room)
@@ -239,7 +239,7 @@ class Session:
         self._layers_run += self._exit_layer
 
     def _finish_early(self, ids: list[int], rows: int, key_len: int) -> Tensor:
-        """[rows, vocab] logits of `ids`, of which some have their first layers done: those of the rest, then the others."""
+        """[rows, vocab] logits of `ids`, of which some have their first layers done: what is missing, no more."""
         decoder = self._decoder
         assert isinstance(decoder, LeanDecoder)
         with torch.inference_mode():

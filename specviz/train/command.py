@@ -32,28 +32,32 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
 
 def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
     parser = kinds.add_parser("ngrams", help="count a corpus into the table of the method ngram-table")
-    parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path,
-                        help='.txt, .jsonl with "text" or "prompt", or .npz of token ids')  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", type=Path, help="folder to write into (default: where runs look for it)")
+    corpus = '.txt, .jsonl with "text" or "prompt", or .npz of token ids'
+    out = "folder to write into (default: where runs look for it)"
+    count = "leave out contexts whose best follower was seen less often (default: %(default)s)"
+    size = "size of the table at most; the rarest of the longest contexts go first (default: %(default)s)"
+    parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path, help=corpus)
+    parser.add_argument("--out", metavar="DIR", type=Path, help=out)
     parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
-    parser.add_argument("--min-count", type=int, default=1, metavar="N",
-                        help="leave out contexts whose best follower was seen less often (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--max-mb", type=float, default=4.0, metavar="X",
-                        help="size of the table at most; the rarest of the longest contexts go first (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--min-count", type=int, default=1, metavar="N", help=count)
+    parser.add_argument("--max-mb", type=float, default=4.0, metavar="X", help=size)
 
     def run(options: argparse.Namespace) -> int:
         from specviz.train.ngrams import train_ngrams
 
         line = progress()
         try:
-            print(
-                train_ngrams(
-                    options.corpus, options.pair, options.out,
-                    min_count=options.min_count, max_mb=options.max_mb, progress=line,
-                )
-            )  # fmt: skip
+            folder = train_ngrams(
+                options.corpus,
+                options.pair,
+                options.out,
+                min_count=options.min_count,
+                max_mb=options.max_mb,
+                progress=line,
+            )
         finally:
             line.close()
+        print(folder)
         return 0
 
     parser.set_defaults(command=run)

@@ -50,7 +50,8 @@ class Corpus:
     @property
     def learned(self) -> _Array:
         """[t] bool: tokens to learn, those behind the prompts."""
-        return self.places >= np.repeat(self.prompt_len, np.diff(self.offsets))
+        learned: _Array = self.places >= np.repeat(self.prompt_len, np.diff(self.offsets))
+        return learned
 
     @property
     def held_topics(self) -> _Array:
@@ -73,7 +74,7 @@ def read_corpus(
         encode: text -> ids, without control tokens of its own.
         report: told about every file, with the part done.
     Raises:
-        ConfigError: a file that is missing, of another kind, damaged, or holds ids that the vocabulary lacks; no tokens.
+        ConfigError: no tokens; or a file that is missing, damaged, of another kind, or of ids the vocabulary lacks.
     """
     parts: list[Corpus] = []
     for done, path in enumerate(files):

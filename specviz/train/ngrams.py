@@ -17,7 +17,8 @@ from specviz.config import check_int, check_number
 from specviz.drafters.ngram_table import LONGEST_CONTEXT, TABLE_FILE, Level, NgramTable, NgramTableDrafter, context_key
 from specviz.drafters.stored import own_folder
 from specviz.models.catalog import ModelPair, get_pair
-from specviz.models.fetch import Progress, fetch_pair, part_folder, read_provenance, silent
+from specviz.models.convert import Progress
+from specviz.models.fetch import fetch_pair, part_folder, read_provenance, silent
 from specviz.train.corpus import Corpus, read_corpus
 
 __all__ = ["Score", "build_table", "measure", "shrink", "train_ngrams"]
@@ -132,16 +133,17 @@ def train_ngrams(
         return ids
 
     corpus = read_corpus(files, encode, vocab_size, lambda text, part: report(text, 0.3 * part))
-    report(f"Counting {int(corpus.learned.sum())} tokens", 0.3)
     held = corpus.learned & corpus.held_out
-    full = build_table(corpus, corpus.learned & ~held, vocab_size, min_count=min_count, target_sha256=sha256)
+    shown = corpus.learned & ~held
+    report(f"Counting {int(shown.sum())} tokens", 0.3)
+    full = build_table(corpus, shown, vocab_size, min_count=min_count, target_sha256=sha256)
     table, floors = shrink(full, int(max_mb * 1e6) - 4096)  # the file's head takes up to 4 kB
     report("Measuring on the topics kept back", 0.8)
     scores = measure(table, corpus, held) if held.any() else []
     about = {
         "corpus": ", ".join(corpus.names),
         "pair": pair,
-        "num_tokens": int((corpus.learned & ~held).sum()),
+        "num_tokens": int(shown.sum()),
         "num_entries": [len(level) for level in table.levels],
         "min_counts": [max(min_count, floor) for floor in floors],
         "held_topics": corpus.held_topics.tolist(),
@@ -211,7 +213,7 @@ def _card(pair: ModelPair, table: NgramTable, scores: Sequence[Score]) -> Iterat
     about = table.about
     yield f"# N-gram table of {pair.name}"
     yield ""
-    yield f"What most often follows the last 1 to {len(table.levels)} tokens, for the method `{NgramTableDrafter.name}`."
+    yield f"For the method `{NgramTableDrafter.name}`: what most often follows the last 1 to {len(table.levels)} tokens."
     yield ""
     yield f"- Target: {pair.target.name}, weights {table.target_sha256 or 'without a recorded hash'}"
     yield f"- Vocabulary: {table.vocab_size} ids"
@@ -229,8 +231,8 @@ def _card(pair: ModelPair, table: NgramTable, scores: Sequence[Score]) -> Iterat
         return
     topics = ", ".join(map(str, about["held_topics"]))
     total = about["num_held_tokens"]
-    yield f"Topics {topics} were kept back, {total} tokens of answers. Each of them predicted from the true tokens before"
-    yield "it, by the longest context the table knows:"
+    yield f"Topics {topics} were kept back: {total} tokens of answers."
+    yield "Each was predicted from the true tokens before it, by the longest context that the table knows:"
     yield ""
     yield "| matched context | share of tokens | right |"
     yield "|---|---|---|"

@@ -51,7 +51,7 @@ def add_api(host: EngineHost) -> None:
 
         Args:
             prompt: what to answer, at most 20,000 characters.
-            method: how to draft: plain, prompt-lookup, quantized-copy, draft-model.
+            method: how to draft, a name that `python -m specviz methods` lists; plain drafts nothing.
             gamma: most tokens drafted per step, 0 to 15.
             max_new_tokens: length limit, 1 to 4096.
             temperature: 0 is greedy, at most 5.
@@ -64,7 +64,7 @@ def add_api(host: EngineHost) -> None:
             dtype: auto, bfloat16 or float32.
             exact: auto, on or off: passes of fixed width, so that greedy text equals plain decoding's to the bit.
             width: rows of a pass in exact mode.
-            draft_quant: auto, nf4, bfloat16 or float32.
+            draft_quant: how a drafting model's weights are held: auto, nf4, int8, bfloat16 or float32.
             raw: no chat template: the model continues the text.
             detail: add the five likeliest tokens of draft and target.
             time_limit_s: wall-clock limit of the run, 1 to 600 seconds.

@@ -11,6 +11,7 @@ from specviz.config import RunConfig, SamplingParams, check_number
 from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError
 from specviz.models.catalog import DRAFT_QUANTS
+from specviz.models.chat import clean_text
 
 __all__ = ["DEFAULTS", "DTYPES", "MAX_PROMPT_CHARS", "MAX_TIME_S", "WatchSettings", "read_link"]
 
@@ -137,7 +138,7 @@ def _text(name: str, value: Any, longest: int) -> str:
         raise ConfigError(f"{name} must be a text; got {type(value).__name__}.")
     if len(value) > longest:
         raise ConfigError(f"{name} may have {longest:,} characters; got {len(value):,}. Shorten it.")
-    return value
+    return clean_text(value)[0]
 
 
 def _one_of(name: str, value: Any, allowed: Collection[str]) -> str:
@@ -173,4 +174,4 @@ def _stops(value: Any) -> tuple[str, ...]:
     lines = value.split("\n") if isinstance(value, str) else value
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         raise ConfigError("stop texts must be texts, one a line.")
-    return tuple(line.replace("\\n", "\n") for line in lines if line)
+    return tuple(clean_text(line)[0].replace("\\n", "\n") for line in lines if line)

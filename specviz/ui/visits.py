@@ -12,7 +12,8 @@ from specviz.ui.stream import DeltaEncoder
 
 __all__ = ["LastRun", "Visit", "Visits"]
 
-MAX_VISITS = 200
+MAX_VISITS = 64
+"""Each may hold the events of one run."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import gradio as gr
 
 from specviz.config import GREEDY_BELOW, MAX_GAMMA
-from specviz.drafters.base import Need
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import SpecvizError
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
@@ -25,6 +25,7 @@ from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording
 from specviz.ui.settings import DEFAULTS, DTYPES, MAX_PROMPT_CHARS, MAX_TIME_S, WatchSettings, read_link
+from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
@@ -196,7 +197,9 @@ class Watch:
         self.preset.input(None, self.preset, self.fields["prompt"], js=_PRESET_JS % json.dumps(prompts), **PRIVATE)
         self.fields["prompt"].input(None, None, self.preset, js="() => [null]", **PRIVATE)
         shaping = [self.fields[name] for name in ("pair", "method", "temperature")]
-        gr.on([field.change for field in shaping], self._shape, shaping, shaping[:2], **quick)
+        gr.on(
+            [field.change for field in shaping], self._shape, shaping, shaping[:2], trigger_mode="always_last", **quick
+        )
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
@@ -228,14 +231,18 @@ class Watch:
                 begun = True  # the figures below belong to the run before
                 more = {self.after: gr.Column(visible=False), self.save: gr.DownloadButton(interactive=False)}
             yield {self.view: delta, self.header: header_value(self.host.status)} | more
-        yield self._idle() | (self._results(visit) if begun else {})
+        yield self._idle()
+        if begun:
+            yield self._results(visit, encoder)
 
     def _measure(self, request: gr.Request) -> Iterator[dict[Any, Any]]:
         visit = self.visits.of(request.session_hash)
         yield self._busy()
         for delta in measure_plain(self.host, visit):
             yield {self.view: delta}
-        yield self._idle() | self._results(visit)
+        yield self._idle()
+        if visit.last is not None:
+            yield self._results(visit, visit.last.encoder)
 
     def _stop(self, request: gr.Request) -> Any:
         self.visits.of(request.session_hash).ask_to_stop()
@@ -254,11 +261,17 @@ class Watch:
             self.header: header_value(self.host.status),
         }
 
-    def _results(self, visit: Visit) -> dict[Any, Any]:
+    def _results(self, visit: Visit, encoder: DeltaEncoder) -> dict[Any, Any]:
         """Figures and trace of the visitor's last run."""
         run = visit.last
         if run is None:
             return {}
+        try:
+            return self._shown(run)
+        except Exception as error:  # a full disk, say: the run itself is on the page already
+            return {self.view: encoder.error(sentence_for(error))}
+
+    def _shown(self, run: LastRun) -> dict[Any, Any]:
         return self._figures(summarize(run.events, run.encoder.plain)) | {
             self.after: gr.Column(visible=True),
             self.plain: gr.Button(visible=can_measure_later(run)),
@@ -276,11 +289,12 @@ class Watch:
         }
 
     def _trace_file(self, run: LastRun) -> Path:
-        """Gradio copies it for the download, so one file is kept here and written anew each time."""
+        """Gradio copies it for the download at once, so files here live for a minute."""
         config = run.settings.config
         path = Path(self._traces.name) / run.encoder.run_id / f"specviz-{run.settings.pair}-{config.method}.jsonl"
         for old in Path(self._traces.name).glob("*/*.jsonl"):
-            old.unlink(missing_ok=True)
+            if time.time() - old.stat().st_mtime > 60:
+                old.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
         path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
         return path
@@ -304,7 +318,7 @@ class Watch:
     def _shape(self, pair: Any, method: Any, temperature: Any) -> tuple[Any, Any]:
         """The menus' own words after a choice: what the pair is, which methods it can run, what the method promises."""
         chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
-        if chosen is None or method not in METHODS:
+        if chosen is None or not isinstance(method, str) or method not in METHODS:
             return gr.skip(), gr.skip()
         choices = _method_choices(chosen)
         value = method if method in [name for _, name in choices] else DEFAULTS["method"]
@@ -364,12 +378,13 @@ def _pair_info(pair: ModelPair) -> str:
 
 def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
     """(title, name) of the methods this pair can run."""
-    return [(method.title, method.name) for method in METHODS.values() if pair.draft or Need.DRAFT not in method.needs]
+    return [(method.title, method.name) for method in METHODS.values() if method.is_offered(pair)]
 
 
 def _method_info(name: str, temperature: Any, pair: ModelPair) -> str:
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
     word = method.exactness if greedy or method.exactness == "approximate" else "lossless"
-    rest = "" if pair.draft else " “Draft model” is left out: this pair has only one."
+    absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
+    rest = f" Not in the list, as this pair has no draft for it: {', '.join(absent)}." if absent else ""
     return f"{method.summary} {_PROMISES[word]}{rest}"

@@ -1,0 +1,210 @@
+"""The cascade: who speaks, what is told about it, and that everyone follows the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from checks import BadDrafter, ids_from, log_of, noisy, play, sequential, steps_of, wild_llama
+from checks_table import table_of
+from fakes import ScriptDrafter, config, generator, ids_of, loaded_pair
+
+from specviz.config import SamplingParams
+from specviz.drafters import registry, stored
+from specviz.drafters.base import DraftContext, Drafter, Outcome
+from specviz.drafters.cascade import CascadeDrafter
+from specviz.drafters.model import ModelDrafter
+from specviz.drafters.ngram_table import NgramTableDrafter
+from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.errors import ConfigError
+from specviz.events import RunStarted
+from specviz.proposal import Proposal, Verdict
+from specviz.sampling import uniform_generator
+
+GREEDY, WARM = SamplingParams(), SamplingParams(temperature=1.0)
+
+
+class Named(ScriptDrafter):
+    """A script drafter with a name and a diary."""
+
+    num_bytes = 7
+
+    def __init__(self, name: str, answer: Sequence[int]) -> None:
+        super().__init__(lambda ids, n: list(answer)[:n])
+        self.name = name
+        self.diary: list[str] = []
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        super().reset(prompt_ids)
+        self.diary.append("reset")
+
+    def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        self.diary.append("propose")
+        return super().propose(context, max_tokens, rng)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self.diary.append("observe")
+
+    def close(self) -> None:
+        self.diary.append("close")
+
+
+def ask(drafter: Drafter, ids: Sequence[int], n: int = 4, params: SamplingParams = GREEDY) -> Proposal:
+    return drafter.propose(DraftContext(list(ids), params), n, uniform_generator(0))
+
+
+def cascade(ids: Sequence[int], *tables: Sequence[int], min_match: int = 2) -> CascadeDrafter:
+    made = CascadeDrafter(
+        [PromptLookupDrafter(), NgramTableDrafter(table_of([0], *tables))], min_match={"prompt-lookup": min_match}
+    )
+    made.reset(ids)
+    return made
+
+
+def test_the_first_with_something_to_offer_speaks_alone():
+    silent, first, second = Named("silent", []), Named("first", [1, 2]), Named("second", [3])
+    made = CascadeDrafter([silent, first, second])
+    made.reset([5])
+    proposal = ask(made, [5])
+    assert proposal.token_ids.tolist() == [1, 2]
+    assert proposal.note.data == {"from": "first"}
+    outcome = Outcome(proposal, Verdict((0,), 9, "corrected"), (0,), (1, 9))
+    made.observe(outcome)
+    assert made.num_bytes == 21
+    made.close()
+    assert silent.diary == first.diary == ["reset", "propose", "observe", "close"]
+    assert second.diary == ["reset", "observe", "close"]
+    assert silent.outcomes == second.outcomes == [outcome]
+
+
+def test_nobody_has_anything():
+    made = CascadeDrafter([Named("a", []), Named("b", [])])
+    proposal = ask(made, [5])
+    assert len(proposal) == 0
+    assert proposal.note.data == {"from": None}
+
+
+def test_prompt_lookup_comes_first_and_its_note_stays():
+    ids = [7, 8, 1, 5, 7, 8]
+    proposal = ask(cascade(ids, [7, 8, 2]), ids, 1)
+    assert proposal.token_ids.tolist() == [1]
+    assert proposal.note.kind == "copied"
+    assert proposal.note.data == {"source_start": 2, "source_end": 3, "match_len": 2, "from": "prompt-lookup"}
+    assert proposal.note.text.startswith("prompt-lookup: ")
+
+
+def test_the_table_speaks_where_lookup_has_nothing_or_too_short_a_match():
+    for ids in ([5, 7, 8], [8, 1, 7, 8]):
+        proposal = ask(cascade(ids, [7, 8, 2]), ids, 1)
+        assert proposal.token_ids.tolist() == [2]
+        assert proposal.note.kind == "table"
+        assert proposal.note.data["from"] == "ngram-table"
+        assert proposal.note.data["match_len"] == 2
+    assert ask(cascade([8, 1, 7, 8], [7, 8, 2], min_match=1), [8, 1, 7, 8], 1).token_ids.tolist() == [1]
+
+
+def test_the_model_catches_up_by_itself():
+    """Behind steps in which others drafted, its tokens are those of plain decoding, and q is given for it alone."""
+    model = noisy(wild_llama(1), 0.03)
+    inner = ModelDrafter("draft-model", model, vocab_size=260, max_new_tokens=200)
+    made = CascadeDrafter([PromptLookupDrafter(), inner], min_match={"prompt-lookup": 2})
+    ids = ids_from(1, 20)
+    made.reset(ids)
+    seen = set()
+    for turn in range(12):
+        proposal = ask(made, ids, 3)
+        seen.add(proposal.note.data["from"])
+        if proposal.note.data["from"] == "draft-model":
+            assert proposal.token_ids.tolist() == sequential(model, ids, 3)
+            ids = [*ids, proposal.token_ids.tolist()[0], ids[turn], ids[turn + 1]]  # a repeat, for lookup to find
+        else:
+            ids = [*ids, *ids_from(50 + turn, 2)]
+        made.observe(Outcome(proposal, Verdict((), ids[-1], "corrected"), (), (ids[-1],)))
+    assert seen == {"prompt-lookup", "draft-model"}
+    assert made.num_bytes > 0
+    fresh = ids_from(9, 30)
+    made.reset(fresh)
+    assert ask(made, fresh, 2, WARM).probs is not None
+    made.close()
+    assert made.num_bytes == 0
+
+
+def test_all_are_closed_even_if_one_fails():
+    first, last = Named("first", []), Named("last", [])
+    with pytest.raises(RuntimeError):
+        CascadeDrafter([first, BadDrafter("close", at=1), last]).close()
+    assert first.diary == last.diary == ["close"]
+
+
+# --- through the generator ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fallback", ["none", "draft-model", "quantized-copy"])
+@pytest.mark.parametrize("table", [True, False])
+def test_greedy_runs_equal_plain_decoding(monkeypatch, tmp_path, fallback, table):
+    """I1 in float64 with every fallback, with and without a table; whoever is there gets to speak."""
+    target = wild_llama(1)
+    engine = generator(target, noisy(target, 0.03), eos=())
+    prompts = (ids_of("abcabcab"), ids_from(5, 20))
+    if table:  # over the end of one answer, so that there is something left to say for a model
+        known = sequential(target, prompts[1], 40)[25:]
+        table_of(known).save(tmp_path / "tiny" / "ngram-table" / "table.safetensors")
+    monkeypatch.setattr(stored, "ASSETS", tmp_path)
+    speakers = set()
+    for prompt in prompts:
+        settings = config("cascade", seed=1, max_new_tokens=40, options={"fallback": fallback, "table_match": 2})
+        events = play(engine, prompt, settings, plain=sequential(target, prompt, 40))
+        speakers |= {step.note.data["from"] for step in steps_of(events) if step.note}
+        started = events[0]
+        assert isinstance(started, RunStarted)
+        assert any("no n-gram table" in note for note in started.notes) != table
+        assert log_of(play(engine, prompt, settings)) == log_of(events)
+    assert (fallback in speakers) == (fallback != "none")
+    assert ("ngram-table" in speakers) == table
+    assert None not in speakers or fallback == "none"
+
+
+@pytest.mark.parametrize("fallback", ["none", "draft-model"])
+def test_a_draft_that_is_the_target_is_accepted_when_sampling(fallback):
+    """q is None from lookup and table and given by the model, step by step: a model's draft equal to the target is
+    always kept, and the verifier takes both kinds in one run."""
+    target = wild_llama(1)
+    engine = generator(target, target, eos=())
+    options = {"fallback": fallback, "table_match": 4}
+    settings = config("cascade", temperature=1.0, seed=3, max_new_tokens=80, options=options)
+    events = play(engine, ids_from(5, 20), settings)
+    for step in steps_of(events):
+        if step.note and step.note.data["from"] == "draft-model":
+            assert step.num_accepted == step.num_drafted
+            assert all(token.overlap == pytest.approx(1.0, abs=1e-9) for token in step.drafted)
+        elif step.note:
+            assert all(token.overlap is None for token in step.drafted)
+
+
+def test_what_is_reported_as_the_draft():
+    loaded = loaded_pair(wild_llama(1), noisy(wild_llama(1), 0.1))
+    entry = registry.get_method("cascade")
+
+    def info(**options: Any) -> str:
+        found = entry.build(loaded, config("cascade", options=options))[1]
+        return found.name if found else ""
+
+    assert info() == "n-gram table"
+    assert info(fallback="draft-model") == "tiny-draft"
+
+
+def test_settings_are_refused_by_name():
+    engine = generator(wild_llama(1))
+    for options, needle in (
+        ({"fallback": "magic"}, "fallback must be one of none, draft-model, quantized-copy"),
+        ({"min_match": 0}, "min-match"),
+        ({"table_match": 5}, "table-match"),
+        ({"min_count": 0}, "min-count"),
+        ({"fallback": "draft-model"}, "fallback draft-model: The pair tiny has no draft model"),
+        ({"window": 3}, "no option 'window'"),
+    ):
+        with pytest.raises(ConfigError, match=needle):
+            engine.stream([1, 2], config("cascade", options=options))
