@@ -375,6 +375,19 @@ def test_case_37_a_draft_that_is_the_target_is_always_kept(gamma, temperature):
             assert temperature == 0 or token.overlap == pytest.approx(1.0, abs=1e-9)
 
 
+def test_case_10_the_draft_sees_its_own_tokens_in_the_penalty():
+    """Case 10 on the draft's side: its greedy tokens are those of a loop with the penalty, row by row."""
+    ids = ids_of("abababab")
+    for penalty in (0.3, 3.0):
+        drafter = model_drafter()
+        drafter.reset(ids)
+        params = SamplingParams(repetition_penalty=penalty)
+        proposal = drafter.propose(DraftContext(ids, params), 12, uniform_generator(0))
+        assert proposal.token_ids.tolist() == sequential(near(), ids, 12, penalty=penalty)
+        assert proposal.token_ids.tolist() != sequential(near(), ids, 12)
+        drafter.close()
+
+
 def test_q_is_what_the_token_was_drawn_from():
     """Case 19 for the model draft: q is the transformed distribution behind the draft; nothing outside top-k."""
     params = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, repetition_penalty=1.3)

@@ -124,7 +124,6 @@ NATIVE_CSS = """
 .sidebar .sidebar-content { padding: 20px 24px 40px; }
 .sidebar .form { background: none; border: 0; box-shadow: none; gap: 20px; overflow: visible; }
 .sidebar .column, .sidebar .gap { gap: 20px; }
-.presets input { display: none; }
 .presets label { border-radius: 99px; }
 .presets label span { margin: 0; }
 .presets label:has(input:focus-visible) { outline: 2px solid var(--sv-you); outline-offset: 2px; }
