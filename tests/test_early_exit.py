@@ -108,8 +108,8 @@ def full_precision(monkeypatch) -> None:
 
 def entries(session: Session) -> list[tuple[Tensor, Tensor]]:
     """Keys and values that count, layer by layer."""
-    length = session.length
-    return [(layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in session._cache._layers]
+    layers = session._cache._layers
+    return [(one.keys[:, :, : session.length].clone(), one.values[:, :, : session.length].clone()) for one in layers]
 
 
 # --- the text -----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_case_39_the_cache_never_falls_below_the_prompt(monkeypatch):
 
 @pytest.mark.parametrize("width", [0, 8])
 def test_draft_passes_that_are_not_used_leave_no_trace(width, full_precision):
-    """Drafts dropped, cut short, in part changed, or made twice before the check: logits are those of a plain session."""
+    """Drafts dropped, cut short, in part changed, or made twice before the check: the logits of a plain session."""
     made = [Session(llama(), capacity=120, width=width) for _ in range(2)]
     for session in made:
         session.extend(PROMPT[:-1])
@@ -338,8 +338,8 @@ def test_exact_mode_leaves_equal_keys_and_values(dtype, sessions):
 def test_words_of_early_exit():
     """Exact where its passes have the fixed width, lossless where they have not, and when sampling."""
     engine = generator(llama(), eos=())
-    for more, word in (({"exact": True}, "exact"), ({"exact": False}, "lossless"), ({"exact": True, "temperature": 0.7}, "lossless")):
-        assert next(engine.stream(PROMPT, early(1, **more))).exactness == word
+    for exact, temperature, word in ((True, 0.0, "exact"), (False, 0.0, "lossless"), (True, 0.7, "lossless")):
+        assert next(engine.stream(PROMPT, early(1, exact=exact, temperature=temperature))).exactness == word
     assert registry.get_method("early-exit").exactness == "exact"
 
 
@@ -392,7 +392,7 @@ def test_best_length_knows_what_a_draft_pass_costs():
     """A drafted token costs E of L layers: with a draft that is mostly wrong the length falls to nothing."""
     engine = generator(llama(), eos=())
     engine._cost_tables[("", "", 0, 4)] = (0.0, [1.0] * 5)  # c as measured for a method without a model: 0
-    events = play(engine, PROMPT, early(3, gamma=4, max_new_tokens=30, draft_length="best"))
+    events = list(engine.stream(PROMPT, early(3, gamma=4, max_new_tokens=30, draft_length="best")))
     assert sum(not step.drafted for step in steps_of(events)) > 5
 
 
@@ -419,11 +419,11 @@ def test_q_is_what_the_token_was_drawn_from():
 
 
 def test_sampled_text_follows_the_target():
-    """Three ids, three tokens a run, 1200 seeds at T = 1: how often each of 27 texts comes up, against the target's own
+    """Three ids, three tokens a run, 800 seeds at T = 1: how often each of 27 texts comes up, against the target's own
     probabilities by enumeration.
 
     Chi-square with at most 26 degrees of freedom is above 63 with odds of 1 in 15 000; drawing from the first layers
-    instead gives more than 200 (checked below).
+    instead gives more than 130 (checked below).
     """
     model = wild_llama(1, layers=3, vocab=3)
     model.lm_head.weight.mul_(0.4)
@@ -438,7 +438,7 @@ def test_sampled_text_follows_the_target():
     engine = generator(model, eos=())
     counts: Counter[tuple[int, ...]] = Counter()
     accepted: Counter[int] = Counter()
-    total = 1200
+    total = 800
     for seed in range(total):
         settings = early(1, gamma=2, max_new_tokens=3, temperature=1.0, seed=seed)
         events = list(engine.stream(prompt, settings))
@@ -449,7 +449,7 @@ def test_sampled_text_follows_the_target():
     chi = lambda probs: sum((counts[t] - total * p) ** 2 / (total * p) for t, p in zip(texts, probs, strict=True))  # noqa: E731
     assert min(accepted[n] for n in range(3)) > 50
     assert chi(odds(model)) < 63
-    assert chi(odds(first_layers(model, 1))) > 200
+    assert chi(odds(first_layers(model, 1))) > 130
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

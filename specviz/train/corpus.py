@@ -45,7 +45,8 @@ class Corpus:
     @property
     def places(self) -> _Array:
         """[t] index of every token within its sequence."""
-        return np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        starts: _Array = np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        return np.arange(len(self.tokens)) - starts
 
     @property
     def learned(self) -> _Array:
@@ -56,7 +57,7 @@ class Corpus:
     @property
     def held_topics(self) -> _Array:
         """Every eighth of the topics, in the order of their numbers; none where there are fewer than eight."""
-        topics = np.unique(self.topic)
+        topics: _Array = np.unique(self.topic)
         return topics[topics >= 0][HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
 
     @property

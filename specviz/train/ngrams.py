@@ -213,7 +213,7 @@ def _card(pair: ModelPair, table: NgramTable, scores: Sequence[Score]) -> Iterat
     about = table.about
     yield f"# N-gram table of {pair.name}"
     yield ""
-    yield f"For the method `{NgramTableDrafter.name}`: what most often follows the last 1 to {len(table.levels)} tokens."
+    yield f"For `{NgramTableDrafter.name}`: what most often follows 1 to {len(table.levels)} tokens of context."
     yield ""
     yield f"- Target: {pair.target.name}, weights {table.target_sha256 or 'without a recorded hash'}"
     yield f"- Vocabulary: {table.vocab_size} ids"
