@@ -181,7 +181,8 @@ class StepDone:
 
     num_drafted: tokens drafted, None where a serving engine does not tell. Equals len(drafted) where `drafted` is known.
     rows: rows of the target's pass, padding included.
-    target_work: the target's work in full passes (a chain 1; early exit n*E/L + (L - E)/L, or + 1 when all layers check).
+    target_work: the target's work in full passes, as its layers were run. A chain 1; early exit n*E/L + (L - E)/L with
+        n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking.
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.

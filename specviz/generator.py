@@ -31,6 +31,7 @@ from specviz.events import (
     Event,
     Exactness,
     FinishReason,
+    ModelInfo,
     PrefillDone,
     RunFinished,
     RunStarted,

@@ -278,7 +278,7 @@ def test_prompt_lookup_tells_which_span_it_copied(ids, n):
         assert ids[start : data["source_end"]] == proposal.token_ids.tolist()
         assert ids[start - length : start] == ids[-length:]
         assert 1 <= length <= LONGEST_NGRAM
-        assert start < len(ids)
+        assert start < data["source_end"] == start + len(proposal) <= len(ids)
 
 
 def test_prompt_lookup_is_a_point_mass():

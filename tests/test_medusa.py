@@ -1,4 +1,4 @@
-"""Medusa heads: shapes of trees, files of heads, the place in the text that each head guesses, and the text that results.
+"""Medusa heads: shapes of trees, files of heads, the place in the text that each head guesses, the resulting text.
 
 Numbers of cases are those of the list of public failures of other projects. Closing at every yield, threads, end tokens
 and odd prompts are tested for every registered method in test_generator.py.
@@ -50,7 +50,13 @@ GREEDY = SamplingParams()
 SIZE = 32
 """Ids of the model whose heads can be planted, and its width."""
 
-SHAPES = {"chain": "chain", "2x2": "2,2", "3x3x3": "3,3,3", "63 nodes": "3,4,4", "paths": "paths:0/1/2/00/01/10/000/0000"}
+SHAPES = {
+    "chain": "chain",
+    "2x2": "2,2",
+    "3x3x3": "3,3,3",
+    "63 nodes": "3,4,4",
+    "paths": "paths:0/1/2/00/01/10/000/0000",
+}
 
 
 @cache
@@ -141,28 +147,18 @@ def medusa(tree: str = "chain", **more: Any) -> Any:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("gamma", [1, 2, 4, 7])
 def test_planted_heads_are_always_right(gamma, exact, ship):
-    """Head k is right about the token k places behind the last committed one: every draft is kept, from the first step
-    on, as far as there are heads."""
+    """Head k is right about the token k places behind the last committed one: every draft is kept, as far as there are
+    heads. From the first step on: the prompt's last token but one has been through the target, and its state says what
+    comes behind the last one."""
     ship(planted([1, 2, 3, 4]))
     engine = generator(walking(), eos=())
-    for prompt in ([3, 9], [1, 2, 3, 4, 5]):
+    for prompt in ([7, follow()[7]], [1, 2, 3, 4, 5, follow()[5]]):
         plain = text_behind(prompt[-1], 24)
         events = play(engine, prompt, medusa(gamma=gamma, max_new_tokens=24, exact=exact), plain=plain)
         assert not events[0].notes
         for step in steps_of(events):
-            follows = prompt[-2] in prompt and step.index == 1 and follow()[prompt[-2]] != prompt[-1]
-            expected = 0 if follows else min(4, step.gamma)
-            assert step.num_drafted == min(4, step.gamma)
-            assert step.num_accepted == expected or step.index == 1
+            assert step.num_accepted == step.num_drafted == min(4, step.gamma)
     assert "untrained" not in steps_of(events)[0].note.text
-
-
-def test_planted_heads_are_right_in_the_first_step_too(ship):
-    """The prompt's last token but one has been through the target: its state says what comes behind the last one."""
-    ship(planted([1, 2, 3, 4]))
-    prompt = [7, follow()[7]]
-    events = play(generator(walking(), eos=()), prompt, medusa(gamma=4, max_new_tokens=10))
-    assert [step.num_accepted for step in steps_of(events)] == [4, 4]
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -285,7 +281,7 @@ def test_case_15_logits_of_every_node_are_those_of_its_path(tree, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_chain_in_exact_mode_is_equal_to_the_bit(dtype, ship):
-    """Ids and the target's probabilities against plain decoding of the same width; the heads take the model's format."""
+    """Ids and the target's probabilities against plain decoding of the same width; heads in the model's format."""
     ship(some_heads(), hidden_size=32, vocab_size=264)
     engine = generator(noisy(copy.deepcopy(wild()).to(dtype), 0.0), eos=())
     engine.loaded.dtype = dtype
@@ -328,9 +324,7 @@ def test_sampled_text_follows_the_target(tree, ship):
     model.lm_head.weight[6:] = -1000.0 * (torch.arange(SIZE) < 6)
     p = torch.softmax(table.T[:6, :6], -1)
     ship(planted([1, 2, 3]))
-    events = play(
-        generator(model, eos=()), [0, 1], medusa(tree, gamma=3, max_new_tokens=900, temperature=1.0, seed=5)
-    )
+    events = play(generator(model, eos=()), [0, 1], medusa(tree, gamma=3, max_new_tokens=900, temperature=1.0, seed=5))
     assert chi_square((1, *events[-1].token_ids), p) < 67
     assert {step.num_accepted for step in steps_of(events)} >= {0, 1}
 
@@ -462,8 +456,9 @@ def test_shapes_of_trees():
 @pytest.mark.parametrize(
     "spec",
     [
-        "", " ", "x", "0", "2,0", "11", "-1", "2,,2", "1.5", "4,4,4", "10,10", "1," * 70 + "1", "chains", "2;2", "paths:", "paths:a",
-        "paths:00", "paths:0/01/011/1/110", "paths:0/0", "paths:" + "/".join(str(i) for i in range(100)), 3, None, 2.0, "²",
+        "", " ", "x", "0", "2,0", "11", "-1", "2,,2", "1.5", "4,4,4", "10,10", "1," * 70 + "1", "chains", "2;2", "²",
+        "paths:", "paths:a", "paths:00", "paths:0/01/011/1/110", "paths:0/0",
+        "paths:" + "/".join(str(i) for i in range(100)), 3, None, 2.0,
     ],
     ids=lambda spec: repr(spec)[:20],
 )  # fmt: skip
@@ -555,30 +550,29 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> N
     save_file(tensors, file)
 
 
+def added(key: str, *shape: int) -> Callable[[Path], None]:
+    """Put a tensor of zeros under this name into the file."""
+    return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({key: torch.zeros(*shape)}))
+
+
 SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "old layout": (lambda f: edit_tensors(f, lambda t: t.update({"0.0.linear.weight": torch.zeros(2)})), "authors' layout"),
-    "own output layers": (lambda f: edit_tensors(f, lambda t: t.update({"2.1.weight": torch.zeros(2)})), "authors' layout"),
-    "medusa_head": (
-        lambda f: edit_tensors(f, lambda t: t.update({"medusa_head.0.1.weight": torch.zeros(2)})),
-        "authors' layout",
-    ),
-    "unknown name": (lambda f: edit_tensors(f, lambda t: t.update({"extra": torch.zeros(2)})), "unknown name: 'extra'"),
-    "a head too many": (
-        lambda f: edit_tensors(f, lambda t: t.update({"heads.9.blocks.1.bias": torch.zeros(32)})),
-        r"nothing reads: 'heads\.9",
-    ),
-    "a tensor too few": (lambda f: edit_tensors(f, lambda t: t.pop("heads.2.blocks.1.bias")), r"lack heads\.2\.blocks\.1"),
-    "another shape": (
-        lambda f: edit_tensors(f, lambda t: t.update({"heads.2.blocks.1.bias": torch.zeros(33)})),
-        r"shape \(33,\); needed is \(32,\)",
-    ),
+    "old layout": (added("0.0.linear.weight", 2), "authors' layout"),
+    "own output layers": (added("2.1.weight", 2), "authors' layout"),
+    "medusa_head": (added("medusa_head.0.1.weight", 2), "authors' layout"),
+    "unknown name": (added("extra", 2), "unknown name: 'extra'"),
+    "a head too many": (added("heads.9.blocks.1.bias", 32), r"nothing reads: 'heads\.9"),
+    "another shape": (added("heads.2.blocks.1.bias", 33), r"shape \(33,\); needed is \(32,\)"),
+    "a tensor too few": (lambda f: edit_tensors(f, lambda t: t.pop("heads.2.blocks.1.bias")), r"lack heads\.2\.blocks"),
     "no manifest": (lambda f: (f / "heads.json").unlink(), "heads.json is missing"),
     "not JSON": (lambda f: (f / "heads.json").write_text("{"), "damaged"),
     "another layout": (lambda f: edit_manifest(f, layout="medusa-2"), "'medusa-2'"),
     "a list": (lambda f: (f / "heads.json").write_text("[]"), "layout 'None'"),
     "no files": (lambda f: edit_manifest(f, files=None), "does not list its files"),
     "a file elsewhere": (lambda f: edit_manifest(f, files=["../heads.safetensors"]), "does not list its files"),
-    "a missing file": (lambda f: edit_manifest(f, files=["gone.safetensors"]), "gone.safetensors .* missing"),
+    "a missing file": (
+        lambda f: edit_manifest(f, files=["gone.safetensors"]),
+        "^gone.safetensors .* missing or damaged",
+    ),
     "not safetensors": (lambda f: (f / "heads-01.safetensors").write_bytes(b"x" * 99), "missing or damaged"),
     "too many heads": (lambda f: edit_manifest(f, num_heads=10**9), "1 to 15 heads"),
     "no heads": (lambda f: edit_manifest(f, num_heads=0), "1 to 15 heads"),
@@ -594,8 +588,9 @@ def test_case_120_files_that_do_not_fit_are_refused_by_name(name, ship):
     engine = generator(wild(), eos=())
     assert list(engine.stream(PROMPT, medusa(max_new_tokens=3)))[-1].reason == "length"
     spoil(folder)
-    with pytest.raises(ModelLoadError, match=rf"(?i)medusa heads.*{message}|{message}.*medusa heads"):
+    with pytest.raises(ModelLoadError, match=message) as refused:
         engine.stream(PROMPT, medusa())
+    assert "Medusa heads" in str(refused.value)
 
 
 def test_a_target_without_an_output_layer_is_refused():

@@ -267,13 +267,13 @@ def load_heads(
     ):
         if theirs != ours:
             raise ModelLoadError(
-                f"The Medusa heads in {folder.name} were made for a target with {name} {theirs}, and this one has "
+                f"The Medusa heads were made for a target with {name} {theirs}, and this one has "
                 f"{ours}. Heads fit the one model they were trained on."
             )
     num_heads, num_blocks = manifest.get("num_heads"), manifest.get("num_blocks")
     if not (type(num_heads) is int and type(num_blocks) is int and 1 <= num_heads <= 15 and 0 <= num_blocks <= 8):
         raise ModelLoadError(
-            f"The Medusa heads in {folder.name} should be 1 to 15 heads of 0 to 8 blocks; their manifest says "
+            f"The Medusa heads should be 1 to 15 heads of 0 to 8 blocks; their manifest says "
             f"{num_heads!r:.20} of {num_blocks!r:.20}."
         )
     tensors = _tensors(folder, manifest)
@@ -297,16 +297,14 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelLoadError(
-            f"There are no Medusa heads of the layout {LAYOUT} in {folder.name}: {MANIFEST} is missing. "
+            f"There are no Medusa heads of the layout {LAYOUT}: {MANIFEST} is missing. "
             "Heads in the layouts of other projects are not read."
         ) from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"The Medusa heads in {folder.name} are damaged: {MANIFEST} is not JSON.") from error
+        raise ModelLoadError(f"The Medusa heads are damaged: {MANIFEST} is not JSON.") from error
     layout = found.get("layout") if isinstance(found, dict) else None
     if layout != LAYOUT:
-        raise ModelLoadError(
-            f"The Medusa heads in {folder.name} are of the layout {str(layout)[:40]!r}; this version reads {LAYOUT}."
-        )
+        raise ModelLoadError(f"The Medusa heads are of the layout {str(layout)[:40]!r}; this version reads {LAYOUT}.")
     checked: Mapping[str, Any] = found
     return checked
 
@@ -316,21 +314,21 @@ def _tensors(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     if not isinstance(names, list) or not all(
         isinstance(name, str) and re.fullmatch(r"[\w-]+\.safetensors", name) for name in names
     ):
-        raise ModelLoadError(f"{MANIFEST} of the Medusa heads in {folder.name} does not list its files.")
+        raise ModelLoadError(f"{MANIFEST} of the Medusa heads does not list its files.")
     tensors: dict[str, Tensor] = {}
     for name in names:
         try:
             tensors |= load_file(folder / name)
         except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"{name} of the Medusa heads in {folder.name} is missing or damaged.") from error
+            raise ModelLoadError(f"{name} of the Medusa heads is missing or damaged.") from error
     for key in tensors:
         if _OLD.fullmatch(key):
             raise ModelLoadError(
-                f"The Medusa heads in {folder.name} hold {key!r}, a name of the authors' layout with an output layer "
+                f"The Medusa heads hold {key!r}, a name of the authors' layout with an output layer "
                 f"for every head. This version reads {LAYOUT}, where heads share the target's."
             )
         if not _BLOCK.fullmatch(key):
-            raise ModelLoadError(f"The Medusa heads in {folder.name} hold a tensor of unknown name: {key[:80]!r}.")
+            raise ModelLoadError(f"The Medusa heads hold a tensor of unknown name: {key[:80]!r}.")
     return tensors
 
 

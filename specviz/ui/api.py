@@ -7,6 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from specviz.drafters.options import read_options
+from specviz.drafters.registry import get_method
+from specviz.errors import ConfigError
 from specviz.events import Event, RunFinished, RunStarted, event_to_json
 from specviz.metrics import Counters
 from specviz.ui.host import EngineHost, Notice
@@ -39,6 +42,13 @@ def add_api(host: EngineHost) -> None:
         exact: str = "auto",
         width: int = 8,
         draft_quant: str = "auto",
+        draft_length: str = "fixed",
+        confidence: float = 0.4,
+        verify: str = "auto",
+        epsilon: float = 0.09,
+        delta: float = 0.3,
+        threshold: float = 0.3,
+        options: dict[str, Any] | None = None,
         raw: bool = False,
         detail: bool = False,
         time_limit_s: float = 120.0,
@@ -65,6 +75,13 @@ def add_api(host: EngineHost) -> None:
             exact: auto, on or off: passes of fixed width, so that greedy text equals plain decoding's to the bit.
             width: rows of a pass in exact mode.
             draft_quant: how a drafting model's weights are held: auto, nf4, int8, bfloat16 or float32.
+            draft_length: fixed, heuristic, confidence or best: how many to draft from step to step, at most gamma.
+            confidence: with draft_length confidence, drafting stops behind a token whose q is under this.
+            verify: auto keeps the target's distribution; typical and threshold are approximate.
+            epsilon: of typical acceptance.
+            delta: of typical acceptance.
+            threshold: of threshold acceptance.
+            options: the method's own settings by name, such as window for lookahead.
             raw: no chat template: the model continues the text.
             detail: add the five likeliest tokens of draft and target.
             time_limit_s: wall-clock limit of the run, 1 to 600 seconds.
@@ -73,14 +90,26 @@ def add_api(host: EngineHost) -> None:
             "prompt": prompt, "method": method, "gamma": gamma, "max_new_tokens": max_new_tokens,
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
             "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact,
-            "width": width, "draft_quant": draft_quant, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
+            "width": width, "draft_quant": draft_quant, "draft_length": draft_length, "confidence": confidence,
+            "verify": verify, "epsilon": epsilon, "delta": delta, "threshold": threshold, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
         }  # fmt: skip
         try:
-            yield from _events(host, WatchSettings.read(values, host.pairs))
+            own = _own_options(method, options)
+            yield from _events(host, WatchSettings.read(values | own, host.pairs))
         except Exception as error:
             raise gr.Error(sentence_for(error), print_exception=False) from None
 
     gr.api(spec_events, api_name="spec_events", **CONCURRENCY)
+
+
+def _own_options(method: Any, options: Any) -> dict[str, Any]:
+    """A program's options for one method, checked; those of another method are refused rather than dropped."""
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise ConfigError(f"options must be an object of names and values; got {type(options).__name__}.")
+    found = get_method(str(method))
+    return read_options(found.name, found.options, options)
 
 
 def summary(counters: Counters, started: RunStarted, finished: RunFinished) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specviz.config import RunConfig, SamplingParams, check_number
-from specviz.drafters.registry import get_method
+from specviz.config import DRAFT_LENGTHS, VERIFY_RULES, RunConfig, SamplingParams, check_number
+from specviz.drafters.options import Option, read_options
+from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import ConfigError
 from specviz.models.catalog import DRAFT_QUANTS
 from specviz.models.chat import clean_text
 
-__all__ = ["DEFAULTS", "DTYPES", "MAX_PROMPT_CHARS", "MAX_TIME_S", "WatchSettings", "read_link"]
+__all__ = ["DEFAULTS", "DTYPES", "MAX_PROMPT_CHARS", "MAX_TIME_S", "METHOD_OPTIONS", "WatchSettings", "read_link"]
 
 MAX_PROMPT_CHARS = 20_000
 MAX_TIME_S = 600.0
@@ -39,11 +40,24 @@ DEFAULTS: dict[str, Any] = {
     "width": 8,
     "draft_quant": "auto",
     "dtype": "auto",
+    "draft_length": "fixed",
+    "confidence": 0.4,
+    "verify": "auto",
+    "epsilon": 0.09,
+    "delta": 0.3,
+    "threshold": 0.3,
     "raw": False,
     "detail": False,
     "time_limit_s": 120.0,
 }
 """Every setting under its name in the link, with what the page begins with. pair "" stands for the host's own."""
+
+METHOD_OPTIONS: dict[str, Option] = {}
+"""The methods' own settings by name. Methods that share a name share the field; each reads it by its own range."""
+for _method in METHODS.values():
+    for _option in _method.options:
+        METHOD_OPTIONS.setdefault(_option.name, _option)
+DEFAULTS |= {name: option.default for name, option in METHOD_OPTIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +85,9 @@ class WatchSettings:
             repetition_penalty=raw["repetition_penalty"],
             seed=_seed(raw["seed"]),
         )
+        method = get_method(_text("method", raw["method"], 60))
         config = RunConfig(
-            method=get_method(_text("method", raw["method"], 60)).name,
+            method=method.name,
             gamma=raw["gamma"],
             max_new_tokens=raw["max_new_tokens"],
             sampling=sampling,
@@ -82,6 +97,13 @@ class WatchSettings:
             raw=_flag("raw", raw["raw"]),
             detail=_flag("detail", raw["detail"]),
             draft_quant=_one_of("draft precision", raw["draft_quant"], ("auto", *DRAFT_QUANTS)),
+            draft_length=_one_of("draft-length", raw["draft_length"], DRAFT_LENGTHS),
+            confidence=raw["confidence"],
+            verify=_one_of("verify", raw["verify"], VERIFY_RULES),
+            epsilon=raw["epsilon"],
+            delta=raw["delta"],
+            threshold=raw["threshold"],
+            options=read_options(method.name, method.options, {o.name: raw[o.name] for o in method.options}),
             time_limit_s=check_number("time limit", raw["time_limit_s"], 1.0, MAX_TIME_S),
         )
         if config.exact:

@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 
 from specviz.config import GREEDY_BELOW, MAX_GAMMA
+from specviz.drafters.options import Option
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import SpecvizError
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
@@ -24,7 +25,15 @@ from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_l
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording
-from specviz.ui.settings import DEFAULTS, DTYPES, MAX_PROMPT_CHARS, MAX_TIME_S, WatchSettings, read_link
+from specviz.ui.settings import (
+    DEFAULTS,
+    DTYPES,
+    MAX_PROMPT_CHARS,
+    MAX_TIME_S,
+    METHOD_OPTIONS,
+    WatchSettings,
+    read_link,
+)
 from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
@@ -36,6 +45,14 @@ PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden
 
 POLL_S = 0.5
 MAX_LINK_PROMPT = 4000
+
+_CONDITIONAL = {
+    "confidence": ("draft_length", "confidence"),
+    "epsilon": ("verify", "typical"),
+    "delta": ("verify", "typical"),
+    "threshold": ("verify", "threshold"),
+}
+"""Fields that mean something only while another one has a certain value."""
 
 _PROMISES = {
     "exact": "Exact in exact passes, else lossless.",
@@ -109,6 +126,9 @@ class Watch:
             _method_choices(pair), value=DEFAULTS["method"], label="How to draft", elem_id="method", filterable=False,
             info=_method_info(DEFAULTS["method"], DEFAULTS["temperature"], pair),
         )  # fmt: skip
+        with gr.Column(elem_classes="own", visible=bool(METHODS[DEFAULTS["method"]].options)) as self.own:
+            for name, option in METHOD_OPTIONS.items():
+                f[name] = _option_field(option, visible=_has_option(DEFAULTS["method"], name))
         f["gamma"] = _slider("Tokens drafted per step, γ", 0, MAX_GAMMA, "gamma", 1)
         f["temperature"] = _slider("Temperature", 0, 1.5, "temperature", 0.05)
         f["max_new_tokens"] = _slider("New tokens, at most", 16, 512, "max_new_tokens", 16)
@@ -134,6 +154,21 @@ class Watch:
                 [("The pair’s own", "auto"), *((quant, quant) for quant in DRAFT_QUANTS)], value="auto",
                 label="Draft precision", info="how a drafting model’s weights are held", filterable=False,
             )  # fmt: skip
+            f["draft_length"] = gr.Dropdown(
+                [("γ every step", "fixed"), ("Longer after success", "heuristic"), ("Until the draft doubts", "confidence"),
+                 ("Best in theory", "best")],
+                value=DEFAULTS["draft_length"], label="Draft length", info="from step to step, at most γ",
+                filterable=False,
+            )  # fmt: skip
+            f["confidence"] = _slider("Doubt below", 0, 1, "confidence", 0.05, visible=False)
+            f["verify"] = gr.Dropdown(
+                [("Lossless", "auto"), ("Typical acceptance, approximate", "typical"),
+                 ("Threshold, approximate", "threshold")],
+                value=DEFAULTS["verify"], label="Verification", info="which drafted tokens are kept", filterable=False,
+            )  # fmt: skip
+            f["epsilon"] = _slider("Typical acceptance, ε", 0, 1, "epsilon", 0.01, visible=False)
+            f["delta"] = _slider("Typical acceptance, δ", 0, 1, "delta", 0.05, visible=False)
+            f["threshold"] = _slider("Threshold of p", 0, 1, "threshold", 0.05, visible=False)
             f["dtype"] = gr.Dropdown(
                 [("What is fast here", "auto"), *((dtype, dtype) for dtype in DTYPES[1:])], value=host.default_dtype,
                 label="Number format", info="of all computing; another one loads the pair again", filterable=False,
@@ -196,10 +231,9 @@ class Watch:
         prompts = {regime.name: regime.prompts for regime in load_regimes()}
         self.preset.input(None, self.preset, self.fields["prompt"], js=_PRESET_JS % json.dumps(prompts), **PRIVATE)
         self.fields["prompt"].input(None, None, self.preset, js="() => [null]", **PRIVATE)
-        shaping = [self.fields[name] for name in ("pair", "method", "temperature")]
-        gr.on(
-            [field.change for field in shaping], self._shape, shaping, shaping[:2], trigger_mode="always_last", **quick
-        )
+        shaping = [self.fields[name] for name in ("pair", "method", "temperature", "draft_length", "verify")]
+        shaped = [*shaping[:2], self.own, *(self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL))]
+        gr.on([field.change for field in shaping], self._shape, shaping, shaped, trigger_mode="always_last", **quick)
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
@@ -315,17 +349,22 @@ class Watch:
                 out[self.view] = encoder.status("")
         return out
 
-    def _shape(self, pair: Any, method: Any, temperature: Any) -> tuple[Any, Any]:
-        """The menus' own words after a choice: what the pair is, which methods it can run, what the method promises."""
+    def _shape(self, pair: Any, method: Any, temperature: Any, draft_length: Any, verify: Any) -> list[Any]:
+        """The menus' own words after a choice (what the pair is, which methods it can run, what the method promises),
+        and only those further fields that would do something (case 116)."""
         chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
         if chosen is None or not isinstance(method, str) or method not in METHODS:
-            return gr.skip(), gr.skip()
+            return [gr.skip()] * (3 + len(METHOD_OPTIONS) + len(_CONDITIONAL))
         choices = _method_choices(chosen)
         value = method if method in [name for _, name in choices] else DEFAULTS["method"]
-        return (
+        shown = {"draft_length": draft_length, "verify": verify}
+        return [
             gr.Dropdown(info=_pair_info(chosen)),
-            gr.Dropdown(choices=choices, value=value, info=_method_info(value, temperature, chosen)),
-        )
+            gr.Dropdown(choices=choices, value=value, info=_method_info(value, temperature, chosen, verify)),
+            gr.Column(visible=bool(METHODS[value].options)),
+            *(gr.update(visible=_has_option(value, name)) for name in METHOD_OPTIONS),
+            *(gr.update(visible=shown[field] == choice) for field, choice in _CONDITIONAL.values()),
+        ]
 
     def _restore(self, request: gr.Request) -> list[Any]:
         """Fields from the link's query, as far as it holds; what does not is left alone and named."""
@@ -354,8 +393,28 @@ show();
 """
 
 
-def _slider(label: str, low: float, high: float, name: str, step: float) -> gr.Slider:
-    return gr.Slider(low, high, DEFAULTS[name], step=step, label=label, buttons=[], elem_id=name.replace("_", "-"))
+def _slider(label: str, low: float, high: float, name: str, step: float, *, visible: bool = True) -> gr.Slider:
+    return gr.Slider(
+        low, high, DEFAULTS[name], step=step, label=label, buttons=[], elem_id=name.replace("_", "-"), visible=visible
+    )
+
+
+def _has_option(method: str, name: str) -> bool:
+    return any(option.name == name for option in METHODS[method].options)
+
+
+def _option_field(option: Option, *, visible: bool) -> gr.Component:
+    """A field for a method's own setting, by the type of its default."""
+    label = option.name.replace("_", " ").capitalize()
+    shown: dict[str, Any] = {"label": label, "info": option.help, "visible": visible, "elem_id": f"own-{option.name}"}
+    if option.choices:
+        return gr.Dropdown(list(option.choices), value=option.default, filterable=False, **shown)
+    if isinstance(option.default, str):
+        return gr.Textbox(option.default, max_lines=1, **shown)
+    if option.high - option.low > 64:
+        return gr.Number(option.default, minimum=option.low, maximum=option.high, precision=0, **shown)
+    step = 1 if isinstance(option.default, int) else 0.01
+    return gr.Slider(option.low, option.high, option.default, step=step, buttons=[], **shown)
 
 
 def _figure_box(title: str, unit: str, figure: Any, text: str, kind: str) -> tuple[gr.Plot, gr.HTML]:
@@ -381,10 +440,10 @@ def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
     return [(method.title, method.name) for method in METHODS.values() if method.is_offered(pair)]
 
 
-def _method_info(name: str, temperature: Any, pair: ModelPair) -> str:
+def _method_info(name: str, temperature: Any, pair: ModelPair, verify: Any = "auto") -> str:
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
-    word = method.exactness if greedy or method.exactness == "approximate" else "lossless"
+    word = "approximate" if verify != "auto" else method.exactness if greedy else "lossless"
     absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
     rest = f" Not in the list, as this pair has no draft for it: {', '.join(absent)}." if absent else ""
     return f"{method.summary} {_PROMISES[word]}{rest}"
