@@ -13,7 +13,7 @@ from typing import IO, Any
 from specviz.config import DEFAULT_WIDTH, DRAFT_LENGTHS, DRAFT_QUANTS, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
-from specviz.metrics import Baseline, Counters, fold
+from specviz.metrics import Baseline, Counters, fold, summary
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
 from specviz.words import verdict
@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
     generator = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=progress))
     progress.close()
     # One run that nobody counts: the first passes of a process pay for memory and code that later ones find ready.
-    for _ in generator.stream("Hello", RunConfig(method=config.method, gamma=config.gamma, max_new_tokens=8, exact=config.exact, width=config.width, draft_quant=config.draft_quant)):
+    for _ in generator.stream("Hello", RunConfig(method=config.method, gamma=config.gamma, max_new_tokens=8, exact=config.exact, width=config.width, draft_quant=config.draft_quant, options=config.options)):
         pass
     failed = False
     for number, (name, prompt) in enumerate(prompts):
@@ -159,7 +159,7 @@ def _run(options: argparse.Namespace) -> int:
             print(f"specviz: {finished.message}", file=sys.stderr)
             failed = True
         if options.json:
-            print(json.dumps(_summary(name, result), ensure_ascii=False, allow_nan=False), flush=True)
+            print(json.dumps({"id": name} | _summary(result), ensure_ascii=False, allow_nan=False), flush=True)
     return EXIT_ERROR if failed else 0
 
 
@@ -241,40 +241,10 @@ def _speed_up(events: list[Event], plain: list[Event]) -> str:
     return " ".join(text for text in (found["headline"], found["rest"] + ".", found["reason"], found["detail"]) if text)
 
 
-def _summary(name: str, events: list[Event]) -> dict[str, Any]:
-    """What `run --json` prints for one prompt."""
+def _summary(events: list[Event]) -> dict[str, Any]:
     started, finished = events[0], events[-1]
     assert isinstance(started, RunStarted) and isinstance(finished, RunFinished)
-    c = fold(events)
-    return {
-        "id": name,
-        "method": started.method,
-        "gamma": started.gamma,
-        "dtype": started.dtype,
-        "width": started.width,
-        "text": finished.text,
-        "token_ids": list(finished.token_ids),
-        "finish_reason": finished.reason,
-        "num_tokens": finished.num_tokens,
-        "num_steps": c.num_steps,
-        "num_drafted": c.num_drafted,
-        "num_accepted": c.num_accepted,
-        "acceptance_rate": c.acceptance_rate,
-        "alpha": c.alpha,
-        "acceptance_length": c.acceptance_length,
-        "block_efficiency": c.block_efficiency,
-        "coverage": c.coverage,
-        "prefill_s": c.prefill_s,
-        "first_token_s": c.first_token_s,
-        "decode_s": c.decode_s,
-        "draft_s": c.draft_s,
-        "verify_s": c.verify_s,
-        "other_s": c.other_s,
-        "decode_tokens_per_s": c.decode_tokens_per_s,
-        "exactness": started.exactness,
-        "seed": started.settings.get("seed"),
-        "pair": started.pair,
-    }
+    return summary(started, fold(events), finished)
 
 
 def _show(events: Iterable[Event], out: IO[str]) -> Iterator[Event]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 
-__all__ = ["ROLLING_STEPS", "Baseline", "Counters", "fold"]
+__all__ = ["ROLLING_STEPS", "Baseline", "Counters", "fold", "summary"]
 
 ROLLING_STEPS = 8
 """Steps in the window of the live charts."""
@@ -272,6 +272,24 @@ class Baseline:
             "same_text": self.same_text,
             "first_difference": self.first_difference,
         }
+
+
+def summary(started: RunStarted, counters: Counters, finished: RunFinished) -> dict[str, Any]:
+    """A whole run as one flat object of strict JSON: what the command line and the API give to programs."""
+    return {
+        "run_id": started.run_id,
+        "pair": started.pair,
+        "method": started.method,
+        "gamma": started.gamma,
+        "dtype": started.dtype,
+        "width": started.width,
+        "exactness": started.exactness,
+        "seed": started.settings.get("seed"),
+        "text": finished.text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "message": finished.message,
+    } | counters.to_json()
 
 
 def fold(events: Iterable[Event]) -> Counters:

@@ -189,7 +189,7 @@ def lookahead() -> list[Event]:
 
 
 def early_exit() -> list[Event]:
-    """The first 2 of 4 layers draft 2 tokens; verification runs the remaining layers: work 2*2/4 + 2/4."""
+    """The first 2 of 4 layers draft 2 tokens; verification runs the remaining layers: work 2*2/4 + 1."""
     note = DraftNote("layers", "layers 1 to 2 drafted, 3 to 4 checked", {"exit_layer": 2, "num_layers": 4})
     return stream(
         started("early-exit", draft=None, width=0),
@@ -200,7 +200,7 @@ def early_exit() -> list[Event]:
                 [emitted(50, " Light", "accepted"), emitted(52, " bends", "corrected")],
                 7,
                 rows=3,
-                target_work=1.5,
+                target_work=2.0,
                 note=note,
             ),
         ],

@@ -131,7 +131,7 @@ def test_a_tree_counts_depth_not_nodes_as_places() -> None:
 
 
 def test_early_exit_counts_the_targets_own_work() -> None:
-    assert fold(STREAMS["early-exit"]()).block_efficiency == pytest.approx(2 / 1.5)
+    assert fold(STREAMS["early-exit"]()).block_efficiency == pytest.approx(2 / 2.0)
 
 
 def test_a_server_that_does_not_tell_what_it_drafted_has_no_rates() -> None:

@@ -11,12 +11,12 @@ from specviz.drafters.options import read_options
 from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError
 from specviz.events import Event, RunFinished, RunStarted, event_to_json
-from specviz.metrics import Counters
+from specviz.metrics import Counters, summary
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
 
-__all__ = ["CONCURRENCY", "add_api", "summary"]
+__all__ = ["CONCURRENCY", "add_api"]
 
 CONCURRENCY: dict[str, Any] = {"concurrency_id": "engine", "concurrency_limit": 12}
 """Of everything that uses the engine. More than one may be let in, because all but one wait in the host's own line,
@@ -112,25 +112,6 @@ def _own_options(method: Any, options: Any) -> dict[str, Any]:
     return read_options(found.name, found.options, options)
 
 
-def summary(counters: Counters, started: RunStarted, finished: RunFinished) -> dict[str, Any]:
-    """What a program wants to know after a run, one flat object."""
-    return {
-        "type": "Summary",
-        "run_id": started.run_id,
-        "pair": started.pair,
-        "method": started.method,
-        "gamma": started.gamma,
-        "dtype": started.dtype,
-        "width": started.width,
-        "exactness": started.exactness,
-        "seed": started.settings.get("seed"),
-        "text": finished.text,
-        "token_ids": list(finished.token_ids),
-        "finish_reason": finished.reason,
-        "message": finished.message,
-    } | counters.to_json()
-
-
 def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any]]:
     turn = host.turn(settings.pair, settings.dtype)
     try:
@@ -154,6 +135,6 @@ def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any
         started, finished = seen["RunStarted"], seen["RunFinished"]
         assert isinstance(started, RunStarted)
         assert isinstance(finished, RunFinished)
-        yield summary(counters, started, finished)
+        yield {"type": "Summary"} | summary(started, counters, finished)
     finally:
         turn.close()  # type: ignore[attr-defined]
