@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from specviz.config import DEFAULT_WIDTH, DRAFT_LENGTHS, DRAFT_QUANTS, MAX_GAMMA, VERIFY_RULES, RunConfig, SamplingParams
+from specviz.config import (
+    DEFAULT_WIDTH,
+    DRAFT_LENGTHS,
+    DRAFT_QUANTS,
+    MAX_GAMMA,
+    VERIFY_RULES,
+    RunConfig,
+    SamplingParams,
+)
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold, summary
@@ -50,31 +58,87 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="generate text and show what was drafted, kept and refused")
     run.add_argument("prompt", nargs="?", help="the prompt; or use --prompts")
     run.add_argument("--prompts", metavar="FILE.jsonl", help='one {"id": ..., "prompt": ...} a line')
-    run.add_argument("--pair", metavar="NAME", help="model pair of the catalog (default: %(default)s)", default="smollm2-135m")
-    run.add_argument("--method", metavar="NAME", default="prompt-lookup", help="see `specviz methods` (default: %(default)s)")
-    run.add_argument("--gamma", type=int, metavar="N", default=4, help=f"most tokens drafted per step, 0 to {MAX_GAMMA} (default: %(default)s)")
+    run.add_argument(
+        "--pair", metavar="NAME", help="model pair of the catalog (default: %(default)s)", default="smollm2-135m"
+    )
+    run.add_argument(
+        "--method", metavar="NAME", default="prompt-lookup", help="see `specviz methods` (default: %(default)s)"
+    )
+    run.add_argument(
+        "--gamma",
+        type=int,
+        metavar="N",
+        default=4,
+        help=f"most tokens drafted per step, 0 to {MAX_GAMMA} (default: %(default)s)",
+    )
     run.add_argument("--max-new-tokens", type=int, metavar="N", default=128, help="default: %(default)s")
     run.add_argument("--temperature", type=float, metavar="T", default=0.0, help="0 is greedy (default: %(default)s)")
     run.add_argument("--top-k", type=int, metavar="K", default=0, help="0 is off")
     run.add_argument("--top-p", type=float, metavar="P", default=1.0, help="1 is off")
     run.add_argument("--repetition-penalty", type=float, metavar="R", default=1.0, help="1 is off")
     run.add_argument("--seed", type=int, metavar="S", help="default: a fresh one, shown in the result")
-    run.add_argument("--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated")
-    run.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the target (default: what this processor is fast at)")
-    run.add_argument("--exact", action=argparse.BooleanOptionalAction, default=None, help="passes of fixed width, text equal to plain decoding to the bit (default: where it is cheap)")
-    run.add_argument("--width", type=int, metavar="N", default=DEFAULT_WIDTH, help="rows of a pass in exact mode (default: %(default)s)")
-    run.add_argument("--verify", choices=VERIFY_RULES, default="auto", help="which drafted tokens are kept (default: greedy at temperature 0, else speculative sampling)")
-    run.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: the pair's own)")
-    run.add_argument("--draft-length", choices=DRAFT_LENGTHS, default="fixed", help="how many to draft from step to step, at most gamma (default: %(default)s)")
-    run.add_argument("--confidence", type=float, metavar="Q", default=0.4, help="with --draft-length confidence: stop behind a token under this (default: %(default)s)")
-    run.add_argument("--epsilon", type=float, metavar="P", default=0.09, help="of --verify typical (default: %(default)s)")
+    run.add_argument(
+        "--stop", action="append", metavar="TEXT", default=[], help="end the answer before this text; may be repeated"
+    )
+    run.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="of the target (default: what this processor is fast at)",
+    )
+    run.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="passes of fixed width, text equal to plain decoding to the bit (default: where it is cheap)",
+    )
+    run.add_argument(
+        "--width",
+        type=int,
+        metavar="N",
+        default=DEFAULT_WIDTH,
+        help="rows of a pass in exact mode (default: %(default)s)",
+    )
+    run.add_argument(
+        "--verify",
+        choices=VERIFY_RULES,
+        default="auto",
+        help="which drafted tokens are kept (default: greedy at temperature 0, else speculative sampling)",
+    )
+    run.add_argument(
+        "--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: the pair's own)"
+    )
+    run.add_argument(
+        "--draft-length",
+        choices=DRAFT_LENGTHS,
+        default="fixed",
+        help="how many to draft from step to step, at most gamma (default: %(default)s)",
+    )
+    run.add_argument(
+        "--confidence",
+        type=float,
+        metavar="Q",
+        default=0.4,
+        help="with --draft-length confidence: stop behind a token under this (default: %(default)s)",
+    )
+    run.add_argument(
+        "--epsilon", type=float, metavar="P", default=0.09, help="of --verify typical (default: %(default)s)"
+    )
     run.add_argument("--delta", type=float, metavar="P", default=0.3, help="of --verify typical (default: %(default)s)")
-    run.add_argument("--threshold", type=float, metavar="P", default=0.3, help="of --verify threshold (default: %(default)s)")
+    run.add_argument(
+        "--threshold", type=float, metavar="P", default=0.3, help="of --verify threshold (default: %(default)s)"
+    )
     run.add_argument("--time-limit", type=float, metavar="SECONDS", default=0.0, help="0 is off")
     run.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
     run.add_argument("--detail", action="store_true", help="record the five likeliest tokens of draft and target")
-    run.add_argument("--measure-plain", action="store_true", help="also decode plainly, one row a pass, and print the speed-up")
-    run.add_argument("--trace", metavar="FILE", help="write the run as JSON Lines; with several prompts one after the other gets a number")
+    run.add_argument(
+        "--measure-plain", action="store_true", help="also decode plainly, one row a pass, and print the speed-up"
+    )
+    run.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write the run as JSON Lines; with several prompts one after the other gets a number",
+    )
     run.add_argument("--json", action="store_true", help="one JSON object a prompt to standard output and nothing else")
     run.set_defaults(command=_run)
     if with_methods:
@@ -139,7 +203,18 @@ def _run(options: argparse.Namespace) -> int:
     generator = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=progress))
     progress.close()
     # One run that nobody counts: the first passes of a process pay for memory and code that later ones find ready.
-    for _ in generator.stream("Hello", RunConfig(method=config.method, gamma=config.gamma, max_new_tokens=8, exact=config.exact, width=config.width, draft_quant=config.draft_quant, options=config.options)):
+    for _ in generator.stream(
+        "Hello",
+        RunConfig(
+            method=config.method,
+            gamma=config.gamma,
+            max_new_tokens=8,
+            exact=config.exact,
+            width=config.width,
+            draft_quant=config.draft_quant,
+            options=config.options,
+        ),
+    ):
         pass
     failed = False
     for number, (name, prompt) in enumerate(prompts):

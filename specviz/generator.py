@@ -136,7 +136,9 @@ class SpeculativeGenerator:
 
     def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
         """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
-        return self.stream(prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={}))
+        return self.stream(
+            prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={})
+        )
 
     def _length(self, config: RunConfig, draft: ModelInfo | None, width: int, relative_cost: float) -> DraftLength:
         """relative_cost: of a drafted token over a plain step, where a drafter knows it without a clock."""
@@ -213,7 +215,13 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, loaded: LoadedPair, drafter: Drafter, config: RunConfig, started: RunStarted, limit: int, length: DraftLength
+        self,
+        loaded: LoadedPair,
+        drafter: Drafter,
+        config: RunConfig,
+        started: RunStarted,
+        limit: int,
+        length: DraftLength,
     ) -> None:
         self.loaded = loaded
         self.drafter = drafter

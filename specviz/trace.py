@@ -14,7 +14,18 @@ from specviz.events import SCHEMA_VERSION, Event, RunFinished, RunStarted, StepD
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["MAX_BYTES", "MAX_LINE", "Trace", "dump_trace", "load_trace", "parse_trace", "plain_lines", "steps_frame", "tokens_frame", "write_events"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_LINE",
+    "Trace",
+    "dump_trace",
+    "load_trace",
+    "parse_trace",
+    "plain_lines",
+    "steps_frame",
+    "tokens_frame",
+    "write_events",
+]
 
 MAX_BYTES = 64_000_000
 MAX_LINE = 4_000_000
@@ -123,7 +134,9 @@ def tokens_frame(events: Iterable[Event]) -> pandas.DataFrame:
         if isinstance(event, StepDone):
             for role, tokens in (("drafted", event.drafted), ("emitted", event.emitted)):
                 for place, token in enumerate(tokens):
-                    fields = {key: value for key, value in event_to_json_token(token).items() if not key.endswith("_top")}
+                    fields = {
+                        key: value for key, value in event_to_json_token(token).items() if not key.endswith("_top")
+                    }
                     rows.append({"step": event.index, "role": role, "place": place} | fields)
     return pandas.DataFrame(rows)
 

@@ -135,7 +135,9 @@ class ScriptDrafter:
         pass
 
 
-def tiny_llama(seed: int = 0, vocab: int = 264, layers: int = 3, positions: int = 512, scale: float = 1.0) -> LlamaForCausalLM:
+def tiny_llama(
+    seed: int = 0, vocab: int = 264, layers: int = 3, positions: int = 512, scale: float = 1.0
+) -> LlamaForCausalLM:
     """A random Llama in float64, logits well apart (scale stretches the output layer)."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -159,7 +161,9 @@ def tiny_gpt2(seed: int = 0, vocab: int = 264, positions: int = 64) -> GPT2LMHea
     return model
 
 
-def loaded_pair(target: Any, draft: Any = None, *, eos: Sequence[int] = (EOS,), max_context: int | None = None) -> LoadedPair:
+def loaded_pair(
+    target: Any, draft: Any = None, *, eos: Sequence[int] = (EOS,), max_context: int | None = None
+) -> LoadedPair:
     """A pair around models made in a test."""
     source = WeightSource("test/tiny")
     pair = ModelPair("tiny", "Tiny", source, source if draft is not None else None)
@@ -176,7 +180,10 @@ def loaded_pair(target: Any, draft: Any = None, *, eos: Sequence[int] = (EOS,), 
         vocab_size=min(VOCAB, config.vocab_size),
     )
     if draft is not None:
-        loaded.draft_model = lambda quant="auto", copy=False: (draft, ModelInfo("tiny-draft", source="test", dtype="float64"))  # type: ignore[method-assign]
+        loaded.draft_model = lambda quant="auto", copy=False: (
+            draft,
+            ModelInfo("tiny-draft", source="test", dtype="float64"),
+        )  # type: ignore[method-assign]
     return loaded
 
 

@@ -80,7 +80,9 @@ def stream(start: RunStarted, steps: list[StepDone], reason: str = "length") -> 
     return [start, PrefillDone(len(start.prompt_ids), 0.1), *steps, finished(steps, reason)]
 
 
-def step(index: int, tokens: Sequence[DraftedToken], out: Sequence[EmittedToken], cache_len: int, **more: object) -> StepDone:
+def step(
+    index: int, tokens: Sequence[DraftedToken], out: Sequence[EmittedToken], cache_len: int, **more: object
+) -> StepDone:
     values: dict[str, object] = dict(
         index=index,
         drafted=tuple(tokens),
@@ -170,7 +172,12 @@ def lookahead() -> list[Event]:
     note = DraftNote(
         "lookahead",
         "2 guesses from the pool",
-        {"window": [[40, 41, 42], [43, 44, 45]], "window_texts": [[" a", " b", " c"], [" d", " e", " f"]], "pool_hits": 2, "pool_size": 9},
+        {
+            "window": [[40, 41, 42], [43, 44, 45]],
+            "window_texts": [[" a", " b", " c"], [" d", " e", " f"]],
+            "pool_hits": 2,
+            "pool_size": 9,
+        },
     )
     return stream(
         started("lookahead", draft=None, width=0, exactness_reason="The window shares the pass."),
@@ -178,7 +185,11 @@ def lookahead() -> list[Event]:
             step(1, [], [emitted(40, " red", "target")], 6, rows=7, note=note),
             step(
                 2,
-                [drafted(41, " and", -1, "accepted"), drafted(42, " blue", 0, "accepted"), drafted(43, " or", -1, "discarded")],
+                [
+                    drafted(41, " and", -1, "accepted"),
+                    drafted(42, " blue", 0, "accepted"),
+                    drafted(43, " or", -1, "discarded"),
+                ],
                 [emitted(41, " and", "accepted"), emitted(42, " blue", "accepted"), emitted(44, " light", "bonus")],
                 9,
                 rows=11,
@@ -212,7 +223,15 @@ def attached() -> list[Event]:
     return stream(
         started("attached", draft=None, width=0, exactness_reason="Checked by the server, not here."),
         [
-            step(1, [], [emitted(60, "The", "accepted"), emitted(61, " sky", "target")], 7, num_drafted=None, draft_s=0.0, rows=0),
+            step(
+                1,
+                [],
+                [emitted(60, "The", "accepted"), emitted(61, " sky", "target")],
+                7,
+                num_drafted=None,
+                draft_s=0.0,
+                rows=0,
+            ),
             step(2, [], [emitted(62, " is", "target")], 8, num_drafted=None, draft_s=0.0, rows=0),
         ],
     )

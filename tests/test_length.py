@@ -62,7 +62,10 @@ def test_every_policy_keeps_the_text_and_repeats_itself(policy: str) -> None:
     target, draft = tiny_llama(), tiny_llama(1)
     engine = generator(target, draft)
     plain = list(engine.stream(PROMPT, config("plain", max_new_tokens=40)))[-1].token_ids
-    runs = [list(engine.stream(PROMPT, config("draft-model", gamma=5, max_new_tokens=40, draft_length=policy))) for _ in "ab"]
+    runs = [
+        list(engine.stream(PROMPT, config("draft-model", gamma=5, max_new_tokens=40, draft_length=policy)))
+        for _ in "ab"
+    ]
     assert runs[0][-1].token_ids == plain
     asked = [[(s.gamma, s.num_drafted) for s in steps(run)] for run in runs]
     assert asked[0] == asked[1]
@@ -72,7 +75,20 @@ def test_every_policy_keeps_the_text_and_repeats_itself(policy: str) -> None:
 def test_confidence_stops_behind_the_doubtful_token_not_before_it() -> None:
     """At temperature 1 the doubtful token is still proposed, with its q; all earlier ones are above the limit."""
     engine = generator(tiny_llama(), tiny_llama(1, scale=0.1))
-    run = list(engine.stream(PROMPT, config("draft-model", gamma=6, max_new_tokens=60, temperature=1.0, seed=1, draft_length="confidence", confidence=0.3)))
+    run = list(
+        engine.stream(
+            PROMPT,
+            config(
+                "draft-model",
+                gamma=6,
+                max_new_tokens=60,
+                temperature=1.0,
+                seed=1,
+                draft_length="confidence",
+                confidence=0.3,
+            ),
+        )
+    )
     drafts = [[token.draft_prob for token in step.drafted] for step in steps(run) if step.num_drafted]
     assert any(len(draft) < 6 for draft in drafts)
     for draft in drafts:
@@ -83,7 +99,9 @@ def test_confidence_stops_behind_the_doubtful_token_not_before_it() -> None:
 @pytest.mark.parametrize("rule", ["typical", "threshold"])
 def test_approximate_rules_say_so_at_any_temperature(rule: str, temperature: float) -> None:
     engine = generator(tiny_llama(), tiny_llama(1))
-    run = list(engine.stream(PROMPT, config("draft-model", max_new_tokens=20, temperature=temperature, seed=1, verify=rule)))
+    run = list(
+        engine.stream(PROMPT, config("draft-model", max_new_tokens=20, temperature=temperature, seed=1, verify=rule))
+    )
     assert run[0].exactness == "approximate"
     assert run[0].verify.startswith(rule)
     assert run[-1].num_tokens == 20
@@ -96,7 +114,9 @@ def test_typical_acceptance_by_hand() -> None:
     entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))
     assert 0.3 * math.exp(-entropy) == pytest.approx(0.107, abs=1e-3)
     for token, delta, kept in ((2, 0.3, True), (2, 3.0, False), (1, 3.0, True)):
-        verdict = verify_likely(Proposal.chain([token]), logits, SamplingParams(1.0), [], rng, epsilon=0.25, delta=delta)
+        verdict = verify_likely(
+            Proposal.chain([token]), logits, SamplingParams(1.0), [], rng, epsilon=0.25, delta=delta
+        )
         assert bool(verdict.path) is kept
 
 
@@ -113,7 +133,9 @@ def test_the_longest_kept_path_wins_and_equals_go_to_the_likelier() -> None:
     assert (verdict.path, verdict.origin) == ((), "corrected")
 
 
-@pytest.mark.parametrize("bad", [{"draft_length": "psychic"}, {"confidence": 2}, {"epsilon": -1}, {"threshold": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"draft_length": "psychic"}, {"confidence": 2}, {"epsilon": -1}, {"threshold": float("nan")}]
+)
 def test_bad_settings_are_refused_by_name(bad: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad)).replace("_", "-")):
         config("plain", **bad)

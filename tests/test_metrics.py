@@ -31,7 +31,9 @@ def test_case_48_full_acceptance_is_exactly_one() -> None:
     assert c.num_corrected == c.num_rejected == c.num_discarded == 0
 
 
-@pytest.mark.parametrize("steps", [[], [step(1, [], [emitted(1, "a", "target")], 7), step(2, [], [emitted(2, "b", "target")], 8)]])
+@pytest.mark.parametrize(
+    "steps", [[], [step(1, [], [emitted(1, "a", "target")], 7), step(2, [], [emitted(2, "b", "target")], 8)]]
+)
 def test_case_49_no_drafts_is_a_dash_and_strict_json(steps: list[StepDone]) -> None:
     c = fold(stream(started("prompt-lookup"), steps))
     assert c.acceptance_rate is c.alpha is c.acceptance_length is c.mean_drafted is c.overlap is None
@@ -65,7 +67,15 @@ def test_case_53_prefill_apart_and_tokens_not_chunks() -> None:
 
 def test_case_57_first_token_is_the_first_token_whatever_is_visible() -> None:
     steps = [
-        step(1, [], [emitted(2, "<|x|>", "target", special=True, label="<|x|>")], 7, draft_s=0.0, verify_s=0.3, other_s=0.0),
+        step(
+            1,
+            [],
+            [emitted(2, "<|x|>", "target", special=True, label="<|x|>")],
+            7,
+            draft_s=0.0,
+            verify_s=0.3,
+            other_s=0.0,
+        ),
         step(2, [], [emitted(3, "", "target", label="F0 9F")], 8, draft_s=0.0, verify_s=0.3, other_s=0.0),
         step(3, [], [emitted(4, "🔥", "target")], 9, draft_s=0.0, verify_s=0.3, other_s=0.0),
     ]

@@ -11,7 +11,8 @@ from specviz.theory import best_gamma, expected_tokens, gain_condition, loose_bo
 
 
 @pytest.mark.parametrize(
-    ("alpha", "gamma", "expected"), [(0.6, 4, 2.306), (0.8, 4, 3.362), (0.8, 8, 4.329), (0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 0, 1.0)]
+    ("alpha", "gamma", "expected"),
+    [(0.6, 4, 2.306), (0.8, 4, 3.362), (0.8, 8, 4.329), (0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 0, 1.0)],
 )
 def test_expected_tokens(alpha: float, gamma: int, expected: float) -> None:
     assert expected_tokens(alpha, gamma) == pytest.approx(expected, abs=5e-4)
@@ -29,13 +30,17 @@ def test_expected_tokens_is_the_mean_of_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "gamma", "c", "expected"), [(0.6, 4, 0.05, 1.921), (0.8, 4, 0.05, 2.801), (0.5, 4, 0.5, 0.646), (0.8, 3, 0.25, 1.687)]
+    ("alpha", "gamma", "c", "expected"),
+    [(0.6, 4, 0.05, 1.921), (0.8, 4, 0.05, 2.801), (0.5, 4, 0.5, 0.646), (0.8, 3, 0.25, 1.687)],
 )
 def test_speed_up(alpha: float, gamma: int, c: float, expected: float) -> None:
     assert speed_up(alpha, gamma, c) == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(("alpha", "c", "gamma", "s"), [(0.6, 0.05, 4, 1.921), (0.8, 0.05, 8, 3.092), (0.8, 0.25, 3, 1.687), (0.8, 0.5, 2, 1.220)])
+@pytest.mark.parametrize(
+    ("alpha", "c", "gamma", "s"),
+    [(0.6, 0.05, 4, 1.921), (0.8, 0.05, 8, 3.092), (0.8, 0.25, 3, 1.687), (0.8, 0.5, 2, 1.220)],
+)
 def test_best_gamma(alpha: float, c: float, gamma: int, s: float) -> None:
     found, speed = best_gamma(alpha, c)
     assert found == gamma

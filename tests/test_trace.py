@@ -65,7 +65,13 @@ def test_damage_in_the_middle_is_named_by_line() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["[" * 100_000, '{"type":"StepDone","index":NaN}', '"text"', "{" + " " * (MAX_LINE + 1) + "}", '{"of":"x","type":"RunStarted"}'],
+    [
+        "[" * 100_000,
+        '{"type":"StepDone","index":NaN}',
+        '"text"',
+        "{" + " " * (MAX_LINE + 1) + "}",
+        '{"of":"x","type":"RunStarted"}',
+    ],
 )
 def test_hostile_lines_do_no_harm(line: str) -> None:
     good = dump_trace(STREAMS["chain"]()[:3])

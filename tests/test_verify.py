@@ -206,7 +206,9 @@ def test_the_bonus_and_the_rest_of_a_tree_are_lossless_jointly(branches: _Branch
     """Chosen siblings 0 and 1 at the root, each with a chosen child 2: the law of two tokens is the target's."""
     p1, p2 = P3, [dist(0.2, 0.5, 0.3), dist(0.7, 0.1, 0.2), dist(0.3, 0.3, 0.4)]
     proposal = Proposal(torch.tensor([0, 1, 2, 2]), (-1, -1, 0, 1))
-    logits = torch.stack([p1.log(), p2[0].log(), p2[1].log(), torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)])
+    logits = torch.stack(
+        [p1.log(), p2[0].log(), p2[1].log(), torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
+    )
     law: dict[tuple[int, int], float] = {}
     for weight, verdict in outcomes(branches, proposal, logits):
         tokens = tokens_of(proposal, verdict)
@@ -264,7 +266,9 @@ def test_case_25_tiny_probabilities_keep_their_ratio() -> None:
 
 
 def test_case_25_a_draft_that_claims_zero_gives_no_nan() -> None:
-    verdict = verify_sampling(Proposal.chain([0], torch.tensor([[0.0, 1.0]])), torch.zeros(2, 2), T1, [], uniform_generator(0))
+    verdict = verify_sampling(
+        Proposal.chain([0], torch.tensor([[0.0, 1.0]])), torch.zeros(2, 2), T1, [], uniform_generator(0)
+    )
     assert verdict.path == ()
     assert verdict.trials[0].accept_prob == 0.0
 
@@ -299,7 +303,9 @@ def rows(*firsts: int, vocab: int = 8) -> Tensor:
         ([], (6,), (), 6, "target"),
     ],
 )
-def test_greedy_chain(drafted: list[int], firsts: tuple[int, ...], path: tuple[int, ...], token: int, origin: str) -> None:
+def test_greedy_chain(
+    drafted: list[int], firsts: tuple[int, ...], path: tuple[int, ...], token: int, origin: str
+) -> None:
     verdict = verify_greedy(Proposal.chain(drafted), rows(*firsts), SamplingParams(), [])
     assert (verdict.path, verdict.next_token, verdict.origin) == (path, token, origin)
     assert [trial.accepted for trial in verdict.trials] == [True] * len(path) + [False] * (origin == "corrected")

@@ -1,7 +1,7 @@
 """Where drafts made for one pair lie: the user's own in the cache folder, those that come with specviz in assets.
 
-    <cache>/<pair>/drafts/<method>/      first
-    assets/drafts/<pair>/<method>/       then
+<cache>/<pair>/drafts/<method>/      first
+assets/drafts/<pair>/<method>/       then
 """
 
 from __future__ import annotations

@@ -136,7 +136,11 @@ class LeanDecoder:
         if getattr(config, "model_type", "") not in ("llama", "mistral", "qwen2", "qwen3"):
             return False
         body = getattr(model, "model", None)
-        if body is None or getattr(config, "hidden_act", "silu") != "silu" or getattr(config, "use_sliding_window", False):
+        if (
+            body is None
+            or getattr(config, "hidden_act", "silu") != "silu"
+            or getattr(config, "use_sliding_window", False)
+        ):
             return False
         rope = getattr(config, "rope_parameters", None) or {}
         return str(rope.get("rope_type", "default")) in ("default", "linear", "llama3", "yarn")
@@ -186,9 +190,8 @@ class LeanDecoder:
             q = q.reshape(1, self._kv_heads, groups * rows, self._head_dim)
             mixed = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
             mixed = mixed.view(self._kv_heads, groups, rows, self._head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
-            x = x + layer.out(mixed)
-            gate, up = layer.gate_up(layer.norm_mid(x)).chunk(2, -1)
-            x = x + layer.down(silu(gate) * up)
+            x = layer.out.added_to(x, mixed)
+            x = layer.down.added_to(x, layer.gated(layer.norm_mid(x)))
         return x
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,8 +217,13 @@ class _Layer:
         self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self.qkv = _Projection([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = _Projection([attention.o_proj])
-        self.gate_up = _Projection([mlp.gate_proj, mlp.up_proj])
+        self._gate, self._up = _Projection([mlp.gate_proj]), _Projection([mlp.up_proj])
         self.down = _Projection([mlp.down_proj])
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate x) * (up x); packed, oneDNN applies both while it writes the products."""
+        gate = self._gate.silu(x)
+        return self._up.times(gate, x)
 
 
 class _Norm:
@@ -223,12 +231,12 @@ class _Norm:
 
     def __init__(self, module: Any) -> None:
         self.weight = module.weight
-        self.eps = float(getattr(module, "variance_epsilon", None) or module.eps)
+        self._eps = float(getattr(module, "variance_epsilon", None) or module.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        scale = wide.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        return self.weight * (wide * scale).to(x.dtype)
 
 
 class _Projection:
@@ -259,6 +267,24 @@ class _Projection:
             return linear(x, self._weight, self._bias)
         outputs = [module(x) for module in self._modules]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(W x)."""
+        if self._packed is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "swish", [], "")
+        return silu(self(x))
+
+    def times(self, other: Tensor, x: Tensor) -> Tensor:
+        """other * (W x)."""
+        if self._packed is not None:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "mul")
+        return other * self(x)
+
+    def added_to(self, other: Tensor, x: Tensor) -> Tensor:
+        """other + W x."""
+        if self._packed is not None:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
+        return other + self(x)
 
 
 def _can_pack(weight: Tensor) -> bool:

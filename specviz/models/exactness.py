@@ -14,8 +14,10 @@ from specviz.models.session import Session
 
 __all__ = ["MAX_EXACT_COST", "ExactnessReport", "check_exactness", "pass_seconds"]
 
-MAX_EXACT_COST = 1.15
-"""exact is on by default where a pass of the full width costs at most this much of a one-row pass."""
+MAX_EXACT_COST = 1.25
+"""exact is on by default where a pass of the full width costs at most this much of a one-row pass. A draft of four is
+checked in five rows anyway, so exactness itself costs less than that; and a limit near what common machines need would
+let noise decide the word."""
 
 SHORT_CONTEXTS = range(36, 53)
 LONG_CONTEXT = 503  # odd: at multiples of 8, blocks of 8 look exact even where they are not

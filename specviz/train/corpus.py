@@ -1,9 +1,9 @@
 """Texts to learn from, as token ids: plain text, JSON Lines, or answers that a model wrote, stored as ids.
 
-    .txt      the whole file is one text
-    .jsonl    one {"text": ...} or {"prompt": ...} a line, each a text of its own
-    .npz      tokens [t], offsets [n + 1], prompt_len [n], perhaps topic [n]: n sequences end to end, each a prompt with
-              its answer. Only the answers are learned; the prompts are context.
+.txt      the whole file is one text
+.jsonl    one {"text": ...} or {"prompt": ...} a line, each a text of its own
+.npz      tokens [t], offsets [n + 1], prompt_len [n], perhaps topic [n]: n sequences end to end, each a prompt with
+          its answer. Only the answers are learned; the prompts are context.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do speculative runs write plain decoding's ids? Counts equal runs over the bench prompts; too long for the suite.
 
-    python tests/scripts/compare_ids.py [--dtype bfloat16 float32] [--methods prompt-lookup quantized-copy]
-        [--max-new-tokens 64] [--prompts 30] [--no-exact]
+python tests/scripts/compare_ids.py [--dtype bfloat16 float32] [--methods prompt-lookup quantized-copy]
+    [--max-new-tokens 64] [--prompts 30] [--no-exact]
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()][: options.prompts]
+    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()][
+        : options.prompts
+    ]
     for dtype in options.dtype:
         generator = SpeculativeGenerator(load_pair("smollm2-135m", dtype=dtype))
         print(dtype, generator.exactness_report().sentence, flush=True)
@@ -42,10 +44,15 @@ def main() -> None:
             words = {run[2] for run in runs}
             rate = statistics.median(rate for _, rate, _ in runs)
             seconds = time.perf_counter() - began
-            print(f"{dtype} {method}: {equal} of {len(prompts)} equal, {words}, {rate:.1f} tokens/s, {seconds:.0f} s", flush=True)
+            print(
+                f"{dtype} {method}: {equal} of {len(prompts)} equal, {words}, {rate:.1f} tokens/s, {seconds:.0f} s",
+                flush=True,
+            )
 
 
-def _run(generator: SpeculativeGenerator, prompt: str, method: str, options: argparse.Namespace) -> tuple[tuple[int, ...], float, str]:
+def _run(
+    generator: SpeculativeGenerator, prompt: str, method: str, options: argparse.Namespace
+) -> tuple[tuple[int, ...], float, str]:
     """Ids, decoding tokens a second, and the run's word."""
     config = RunConfig(method=method, max_new_tokens=options.max_new_tokens, exact=options.exact)
     events = list(generator.stream(prompt, config))
