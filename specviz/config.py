@@ -37,8 +37,8 @@ VERIFY_RULES = ("auto", "typical", "threshold")
 """auto: greedy at temperature 0, else speculative sampling, both lossless. The other two are approximate."""
 
 DRAFT_LENGTHS = ("fixed", "heuristic", "confidence", "best")
-"""fixed: gamma every step. heuristic: longer after a kept draft, shorter after a refusal. confidence: stop behind a token
-the draft itself doubts. best: the gamma with the highest theoretical speed-up for the acceptance so far."""
+"""fixed: gamma every step. heuristic: longer after a kept draft, shorter after a refusal. confidence: stop behind a
+token the draft itself doubts. best: the gamma with the highest theoretical speed-up for the acceptance so far."""
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:
@@ -94,7 +94,7 @@ class RunConfig:
     """One run of one method on one prompt.
 
     gamma: most tokens drafted per step along one path. width: rows of every pass in exact mode.
-    exact: None lets the machine decide (on where a pass of `width` rows costs at most 1.15 of one row).
+    exact: None lets the machine decide (on where a pass of `width` rows costs at most 1.25 of one row).
     stop: texts that end the answer. raw: no chat template. detail: record top-5 lists and residuals.
     time_limit_s: wall-clock limit of the decoding; 0 is off.
     draft_quant: how the draft's weights are held; auto is the pair's own default.

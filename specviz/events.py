@@ -179,7 +179,7 @@ class PrefillDone:
 class StepDone:
     """One draft-verify round.
 
-    num_drafted: tokens drafted, None where a serving engine does not tell. Equals len(drafted) where `drafted` is known.
+    num_drafted: tokens drafted, None where a serving engine does not tell; len(drafted) where `drafted` is known.
     rows: rows of the target's pass, padding included.
     target_work: the target's work in full passes, as its layers were run. A chain 1; early exit n*E/L + (L - E)/L with
         n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking.

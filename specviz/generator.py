@@ -279,7 +279,7 @@ class _Run:
 
     def _step(self) -> tuple[StepDone, FinishReason | None]:
         """One round, all of it: nothing is yielded inside, for the next round may run on another thread."""
-        config, sampling = self.config, self.config.sampling
+        sampling = self.config.sampling
         ask = min(self.length.next(), self.limit - len(self.emitted) - 1)
         self.clock.start()
         proposal = Proposal.empty()

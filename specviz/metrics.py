@@ -88,10 +88,9 @@ class Counters:
             self.num_target += token.origin == "target"
         self.num_rejected += sum(token.fate == "rejected" for token in step.drafted)
         self.num_discarded += sum(token.fate == "discarded" for token in step.drafted)
-        for token in step.drafted:
-            if token.overlap is not None:
-                self.overlap_sum += token.overlap
-                self.num_overlaps += 1
+        overlaps = [token.overlap for token in step.drafted if token.overlap is not None]
+        self.overlap_sum += sum(overlaps)
+        self.num_overlaps += len(overlaps)
 
         num_drafted = len(step.drafted) if step.num_drafted is None else step.num_drafted
         if step.num_drafted is None:

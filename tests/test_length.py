@@ -108,7 +108,7 @@ def test_approximate_rules_say_so_at_any_temperature(rule: str, temperature: flo
 
 
 def test_typical_acceptance_by_hand() -> None:
-    """p = (.5, .3, .2): H = 1.0297, delta exp(-H) = 0.107 at delta 0.3, so epsilon 0.25 does not bind; at delta 3 it does."""
+    """p = (.5, .3, .2): H = 1.0297; at delta 0.3 delta exp(-H) = 0.107 is below epsilon 0.25, at delta 3 above."""
     logits = torch.tensor([[0.5, 0.3, 0.2]] * 2).log()
     rng = uniform_generator(0)
     entropy = -sum(p * math.log(p) for p in (0.5, 0.3, 0.2))

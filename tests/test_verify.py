@@ -189,7 +189,7 @@ def test_drawn_siblings_are_lossless(branches: _Branches, p: Tensor, q: Tensor) 
 
 def test_drawn_siblings_verified_with_a_plain_residual_rule_would_not_be() -> None:
     """design: mixing the rules is not lossless. p = (.1, .6, .3), q = (.6, .2, .2), two draws with replacement that are
-    verified as if each refusal only took its token out: the law comes to (.1, .5, .4), so the enumeration above can fail.
+    verified as if each refusal only took its token out: the law comes to (.1, .5, .4), so the test above can fail.
     """
     p, q = P3, Q3
     law = torch.zeros_like(p)

@@ -152,18 +152,91 @@ def _medusa(loaded: LoadedPair, config: RunConfig) -> Built:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("plain", "Plain decoding", "No draft: one token a pass. The baseline.", "exact", lambda *_: (PlainDrafter(), None)),
-        Method("prompt-lookup", "Prompt lookup", "Copies what followed the same words earlier in the text.", "exact", lambda *_: (PromptLookupDrafter(), None)),
-        Method("ngram-table", "N-gram table", "Continues as a corpus counted beforehand most often did after the same tokens.", "exact", _ngram_table, NgramTableDrafter.needs, (MIN_COUNT,)),
-        Method("cascade", "Cascade", "Prompt lookup first, then the n-gram table, then a model if you name one.", "exact", _cascade, CascadeDrafter.needs, _CASCADE_OPTIONS),
-        Method("lookahead", "Lookahead", "The target guesses ahead in a window beside each check; n-grams it settles into are drafted.", "lossless", _lookahead, frozenset({Need.TREE}), LOOKAHEAD_OPTIONS),
-        Method("jacobi", "Jacobi", "The target's own corrections of the last guesses are the next guesses.", "lossless", lambda *_: (JacobiDrafter(), None)),
-        Method("medusa", "Medusa heads", "Extra heads on the target's last hidden state guess several tokens at once; untrained heads where a pair has none.", "exact", _medusa, MedusaDrafter.needs, (TREE,), _is_chain),
-        Method("early-exit", "Early exit", "The target's own first layers draft, and checking goes on where they stopped.", "exact", _early_exit, EarlyExitDrafter.needs, (EXIT_LAYER,)),
-        Method("quantized-copy", "Quantized copy of the target", "The target's own weights, held in 4 bits, draft.", "exact", _model_draft("quantized-copy", copy=True), frozenset({Need.SAME_TOKENIZER})),
-        Method("draft-model", "Draft model", "The pair's own smaller model drafts.", "exact", _model_draft("draft-model", copy=False), frozenset({Need.SAME_TOKENIZER, Need.DRAFT})),
+        Method(
+            "plain",
+            "Plain decoding",
+            "No draft: one token a pass. The baseline.",
+            "exact",
+            lambda *_: (PlainDrafter(), None),
+        ),
+        Method(
+            "prompt-lookup",
+            "Prompt lookup",
+            "Copies what followed the same words earlier in the text.",
+            "exact",
+            lambda *_: (PromptLookupDrafter(), None),
+        ),
+        Method(
+            "ngram-table",
+            "N-gram table",
+            "Continues as a corpus counted beforehand most often did after the same tokens.",
+            "exact",
+            _ngram_table,
+            NgramTableDrafter.needs,
+            (MIN_COUNT,),
+        ),
+        Method(
+            "cascade",
+            "Cascade",
+            "Prompt lookup first, then the n-gram table, then a model if you name one.",
+            "exact",
+            _cascade,
+            CascadeDrafter.needs,
+            _CASCADE_OPTIONS,
+        ),
+        Method(
+            "lookahead",
+            "Lookahead",
+            "The target guesses ahead in a window beside each check; n-grams it settles into are drafted.",
+            "lossless",
+            _lookahead,
+            frozenset({Need.TREE}),
+            LOOKAHEAD_OPTIONS,
+        ),
+        Method(
+            "jacobi",
+            "Jacobi",
+            "The target's own corrections of the last guesses are the next guesses.",
+            "lossless",
+            lambda *_: (JacobiDrafter(), None),
+        ),
+        Method(
+            "medusa",
+            "Medusa heads",
+            "Extra heads on the target's last state guess several tokens at once; untrained where a pair has none.",
+            "exact",
+            _medusa,
+            MedusaDrafter.needs,
+            (TREE,),
+            _is_chain,
+        ),
+        Method(
+            "early-exit",
+            "Early exit",
+            "The target's own first layers draft, and checking goes on where they stopped.",
+            "exact",
+            _early_exit,
+            EarlyExitDrafter.needs,
+            (EXIT_LAYER,),
+        ),
+        Method(
+            "quantized-copy",
+            "Quantized copy of the target",
+            "The target's own weights, held in 4 bits, draft.",
+            "exact",
+            _model_draft("quantized-copy", copy=True),
+            frozenset({Need.SAME_TOKENIZER}),
+        ),
+        Method(
+            "draft-model",
+            "Draft model",
+            "The pair's own smaller model drafts.",
+            "exact",
+            _model_draft("draft-model", copy=False),
+            frozenset({Need.SAME_TOKENIZER, Need.DRAFT}),
+        ),
     )
-}  # fmt: skip
+}
 
 
 def names() -> list[str]:

@@ -108,7 +108,7 @@ class TransformersDecoder:
 
 
 class LeanDecoder:
-    """The Llama family as a plain loop. Holds its own fused copies of the projections, and the model's other tensors."""
+    """The Llama family as a plain loop, with its own packed copies of the projections and the model's other tensors."""
 
     def __init__(self, model: Any) -> None:
         config = model.config

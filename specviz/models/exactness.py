@@ -1,4 +1,4 @@
-"""Two questions a machine answers when a pair loads: is checking several tokens bit-exact here, and what does it cost?"""
+"""Asked of a machine when a pair loads: is checking several tokens exact to the bit here, and what does it cost?"""
 
 from __future__ import annotations
 

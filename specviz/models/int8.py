@@ -1,8 +1,8 @@
 """Linear layers held in 8 bits, for drafts on a CPU: torch's weight-only product behind one small module.
 
 One scale an output row, weights symmetric around 0. Activations stay as they are. A pass reads half the bytes of
-bfloat16, and on few rows it is bytes that cost time. bitsandbytes' LLM.int8 quantizes activations too and is three times
-slower on a CPU; on a GPU it is the better one and is used there.
+bfloat16, and on few rows it is bytes that cost time. bitsandbytes' LLM.int8 quantizes activations too and is three
+times slower on a CPU; on a GPU it is the better one and is used there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ __all__ = ["Int8Linear", "quantize_int8"]
 
 class Int8Linear(torch.nn.Module):
     """y = x (w * scale)^T + bias, with w [out, in] int8 and scale [out] in the activations' number format."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """
@@ -48,8 +52,8 @@ class Int8Linear(torch.nn.Module):
         torch.nn.Module.__init__(out)
         out.register_buffer("weight", torch.cat([m.weight for m in modules]))
         out.register_buffer("scale", torch.cat([m.scale for m in modules]))
-        has_bias = all(m.bias is not None for m in modules)
-        out.register_buffer("bias", torch.cat([m.bias for m in modules]) if has_bias else None)
+        biases = [m.bias for m in modules if m.bias is not None]
+        out.register_buffer("bias", torch.cat(biases) if biases else None)
         out.out_features, out.in_features = out.weight.shape
         return out
 

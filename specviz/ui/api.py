@@ -91,7 +91,8 @@ def add_api(host: EngineHost) -> None:
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
             "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact,
             "width": width, "draft_quant": draft_quant, "draft_length": draft_length, "confidence": confidence,
-            "verify": verify, "epsilon": epsilon, "delta": delta, "threshold": threshold, "raw": raw, "detail": detail, "time_limit_s": time_limit_s,
+            "verify": verify, "epsilon": epsilon, "delta": delta, "threshold": threshold, "raw": raw,
+            "detail": detail, "time_limit_s": time_limit_s,
         }  # fmt: skip
         try:
             own = _own_options(method, options)

@@ -155,8 +155,8 @@ class Watch:
                 label="Draft precision", info="how a drafting model’s weights are held", filterable=False,
             )  # fmt: skip
             f["draft_length"] = gr.Dropdown(
-                [("γ every step", "fixed"), ("Longer after success", "heuristic"), ("Until the draft doubts", "confidence"),
-                 ("Best in theory", "best")],
+                [("γ every step", "fixed"), ("Longer after success", "heuristic"),
+                 ("Until the draft doubts", "confidence"), ("Best in theory", "best")],
                 value=DEFAULTS["draft_length"], label="Draft length", info="from step to step, at most γ",
                 filterable=False,
             )  # fmt: skip
