@@ -92,7 +92,10 @@ def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
     """
     path = chromium_path()
     if path is None:
-        pytest.skip("No Chromium: pip install playwright, then set SPECVIZ_CHROMIUM or playwright install chromium.")
+        why = "No Chromium: install one, or set SPECVIZ_CHROMIUM to its path, or run playwright install chromium."
+        if os.environ.get("SPECVIZ_REQUIRE_BROWSER"):
+            pytest.fail(why)
+        pytest.skip(why)
     with _playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_ARGS))
         try:

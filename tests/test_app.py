@@ -595,7 +595,7 @@ def test_the_page_opens_on_a_recorded_run_then_runs_its_own(site: Any) -> None:
         assert "Recorded run" in page.inner_text("#view .recording")
         assert "machine of the recording" in page.inner_text("#view .verdict")
         assert page.locator("#view .strip .tk").count() > 20
-        assert page.locator("#after .js-plotly-plot").count() == 3
+        page.wait_for_function("document.querySelectorAll('#after .js-plotly-plot').length === 3")
 
         page.fill("#prompt textarea", "abc <img src=x onerror=alert(1)> ${1+1} abc abc")
         set_number(page, "max-new-tokens", 32)

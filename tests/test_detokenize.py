@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
+from fixtures_real import load_real
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -563,14 +562,11 @@ def test_stop_scanner_keeps_a_bounded_tail() -> None:
 
 # --- the real thing --------------------------------------------------------------------------------------------------
 
-REAL = Path(os.environ.get("SPECVIZ_CACHE", "~/.cache/specviz")).expanduser() / "smollm2-135m" / "target"
-
 
 @pytest.mark.real
-@pytest.mark.skipif(not REAL.exists(), reason="the target of smollm2-135m is not in the cache")
 def test_real_tokenizer() -> None:
     """Cases 62, 66, 68, 71 on SmolLM2's own tokenizer."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(REAL, local_files_only=True)
+    tokenizer = load_real().tokenizer
     rng = random.Random(0)
     ids = [rng.randrange(len(tokenizer) + 100) for _ in range(5000)]
     assert joined(run(tokenizer, ids)) == decode(tokenizer, ids)

@@ -443,7 +443,8 @@ def test_map_click_legend_and_table(chromium: ChromiumPage) -> None:
     entry = page.get_by_role("button", name=re.compile("bonus"))
     entry.first.click()
     assert page.locator("#view .sv").get_attribute("data-only") == "b"
-    assert float(page.locator("#view .strip .tk.a").first.evaluate("e => getComputedStyle(e).opacity")) < 1
+    dimmed = "getComputedStyle(document.querySelector('#view .strip .tk.a')).opacity < 1"
+        page.wait_for_function(dimmed)
     entry.first.click()
     page.get_by_role("button", name="Table: Acceptance").click()
     assert page.locator("#view .acceptance tbody tr").count() == 4

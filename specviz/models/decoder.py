@@ -231,11 +231,11 @@ class _Norm:
 
     def __init__(self, module: Any) -> None:
         self.weight = module.weight
-        self._eps = float(getattr(module, "variance_epsilon", None) or module.eps)
+        self.eps = float(getattr(module, "variance_epsilon", None) or module.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.float()
-        scale = wide.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return self.weight * (wide * scale).to(x.dtype)
 
 
