@@ -444,7 +444,7 @@ def test_map_click_legend_and_table(chromium: ChromiumPage) -> None:
     entry.first.click()
     assert page.locator("#view .sv").get_attribute("data-only") == "b"
     dimmed = "getComputedStyle(document.querySelector('#view .strip .tk.a')).opacity < 1"
-        page.wait_for_function(dimmed)
+    page.wait_for_function(dimmed)
     entry.first.click()
     page.get_by_role("button", name="Table: Acceptance").click()
     assert page.locator("#view .acceptance tbody tr").count() == 4
