@@ -227,7 +227,13 @@ def _run(options: argparse.Namespace) -> int:
                 plain = list(generator.stream_plain(prompt, config))
                 if file is not None:
                     file.write(plain_lines(plain))
-                print(_speed_up(result, plain), file=sys.stderr)
+                base = Baseline.of(plain, result)
+                if base is not None and base.same_text is False:
+                    started = result[0]
+                    exact = isinstance(started, RunStarted) and started.width > 0
+                    again = list(generator.stream_equal_width(prompt, config)) if exact else []
+                    base = base.explained(result, generator.logit_gap(base.ids_to_difference(result)), again)
+                print(_speed_up(result, base), file=sys.stderr)
         finished = result[-1]
         assert isinstance(finished, RunFinished)
         if finished.reason == "error":
@@ -308,9 +314,9 @@ def _trace_file(path: str | None, number: int, total: int) -> Iterator[IO[str] |
         raise ConfigError(f"The trace cannot be written to {target}: {error.strerror}.") from error
 
 
-def _speed_up(events: list[Event], plain: list[Event]) -> str:
+def _speed_up(events: list[Event], baseline: Baseline | None) -> str:
     """The verdict of the page, as a line."""
-    started, baseline = events[0], Baseline.of(plain, events)
+    started = events[0]
     assert isinstance(started, RunStarted)
     found = verdict(started, fold(events), baseline)
     return " ".join(text for text in (found["headline"], found["rest"] + ".", found["reason"], found["detail"]) if text)

@@ -140,6 +140,20 @@ class SpeculativeGenerator:
             prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={})
         )
 
+    def stream_equal_width(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
+        """Plain decoding at the run's own width: what an exact run equals to the bit. It proves the text, not speed."""
+        plain = replace(config, method="plain", gamma=0, exact=True, detail=False, verify="auto", options={})
+        return self.stream(prompt, plain)
+
+    def logit_gap(self, token_ids: Sequence[int]) -> float:
+        """Distance of the target's two best logits for the token behind these."""
+        session = Session(self.loaded.target, capacity=len(token_ids))
+        try:
+            best = session.extend(list(token_ids))[0, : self.loaded.vocab_size].float().topk(2).values
+            return float(best[0] - best[1])
+        finally:
+            session.close()
+
     def _length(self, config: RunConfig, draft: ModelInfo | None, width: int, relative_cost: float) -> DraftLength:
         """relative_cost: of a drafted token over a plain step, where a drafter knows it without a clock."""
         if config.draft_length == "heuristic":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
@@ -230,13 +230,16 @@ class Baseline:
     """Plain decoding of the same prompt, one row a pass, measured beside the run.
 
     same_text: whether both wrote the same ids; None where the question makes no sense (sampled, another length).
-    first_difference: index of the first token that differs, None where none does.
+    first_difference: index of the first token that differs, None where none does. gap: distance of the two best logits
+        there. width_same: whether plain decoding at the run's own width wrote the run's ids, where that was asked.
     """
 
     num_tokens: int
     decode_s: float
     same_text: bool | None = None
     first_difference: int | None = None
+    gap: float | None = None
+    width_same: bool | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -262,6 +265,25 @@ class Baseline:
                 same = first is None
         return cls(ends[0].num_tokens, ends[0].decode_s, same, first)
 
+    def ids_to_difference(self, run: Sequence[Event]) -> list[int]:
+        """Prompt and answer up to the first token that differs: where the two best logits are asked for."""
+        started, finished = run[0], run[-1]
+        assert isinstance(started, RunStarted)
+        assert isinstance(finished, RunFinished)
+        return [*started.prompt_ids, *finished.token_ids[: self.first_difference]]
+
+    def explained(self, run: Sequence[Event], gap: float, width_plain: Sequence[Event]) -> Baseline:
+        """With the gap at the first difference, and whether plain decoding at the run's own width wrote the run's ids.
+
+        width_plain: events of that plain run; empty where the run had no fixed width.
+        """
+        finished, other = run[-1], width_plain[-1] if width_plain else None
+        assert isinstance(finished, RunFinished)
+        same = None
+        if isinstance(other, RunFinished) and other.reason not in ("error", "cancelled"):
+            same = all(a == b for a, b in zip(other.token_ids, finished.token_ids, strict=False))
+        return replace(self, gap=gap, width_same=same)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "num_tokens": self.num_tokens,
@@ -270,6 +292,8 @@ class Baseline:
             "s_per_token": self.s_per_token,
             "same_text": self.same_text,
             "first_difference": self.first_difference,
+            "gap": self.gap,
+            "width_same": self.width_same,
         }
 
 

@@ -63,6 +63,8 @@ def verdict(
         what = "This is the baseline." if started.method == "plain" else _no_baseline(recorded, plain_follows)
         return _verdict("none", None, f"{rate:.1f} tokens a second", "", f"{what} {how}")
     ratio = rate / base
+    assert plain is not None
+    how = f"{_how(started)} {_text_check(started, plain)}"
     where = "the machine of the recording" if recorded else "this machine"
     detail = f"{rate:.1f} against {base:.1f} tokens a second, measured one after the other on {where}. {how}"
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
@@ -116,6 +118,22 @@ def _promise(started: RunStarted) -> str:
         "lossless": "Lossless: the target's own distribution.",
         "approximate": "Approximate: the rule changes the target's distribution.",
     }[started.exactness]
+
+
+def _text_check(started: RunStarted, plain: Baseline) -> str:
+    """What the comparison with the measured plain run says about the promise; the promise alone where there is none."""
+    if plain.same_text is None:
+        return _promise(started)
+    if plain.same_text:
+        return f"{_promise(started)} Plain decoding wrote the same {_count(plain.num_tokens, 'token')} here."
+    place = (plain.first_difference or 0) + 1
+    gap = "" if plain.gap is None else f", where the two best logits are {plain.gap:.3f} apart"
+    differs = f"Plain decoding at one row a pass goes another way at token {place}{gap}"
+    if plain.width_same:
+        return f"{_promise(started)} At this run's own {started.width} rows it wrote the same text. {differs}."
+    if plain.width_same is False:
+        return f"Not exact: plain decoding at {started.width} rows wrote another text, so this is a fault. {differs}."
+    return f"{_promise(started)} {differs}."
 
 
 def _verdict(kind: str, ratio: float | None, headline: str, rest: str, detail: str, reason: str = "") -> dict[str, Any]:

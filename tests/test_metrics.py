@@ -166,3 +166,32 @@ def test_baseline_compares_ids_only_where_that_makes_sense() -> None:
     sampled = [started("draft-model", verify="speculative sampling"), *run[1:]]
     assert Baseline.of(run, sampled).same_text is None  # type: ignore[union-attr]
     assert Baseline.of(run[:-1], run) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "needle"),
+    [
+        ({"same_text": True}, "wrote the same 15 tokens here"),
+        ({"same_text": False, "first_difference": 4, "gap": 0.016, "width_same": True}, "At this run's own 8 rows it wrote the same text. Plain decoding at one row a pass goes another way at token 5, where the two best logits are 0.016 apart."),
+        ({"same_text": False, "first_difference": 4, "width_same": False}, "Not exact"),
+        ({"same_text": False, "first_difference": 0}, "goes another way at token 1."),
+        ({}, "Lossless"),
+    ],
+)  # fmt: skip
+def test_case_7_the_promise_is_shown_with_what_was_checked(changes: dict, needle: str) -> None:
+    """A text that differs is never passed over: the first difference, the gap, and the run at equal width are named."""
+    steps = scripted([2] * 5, gamma=2)
+    found = verdict(started("prompt-lookup"), fold(steps), Baseline(15, 0.5, **changes))
+    assert needle in found["detail"]
+    assert ("Not exact" in found["detail"]) == (changes.get("width_same") is False)
+
+
+def test_case_7_a_difference_is_explained_by_the_run_at_equal_width() -> None:
+    run = [started("draft-model", verify="greedy"), *scripted([2]), finished(scripted([2]))]
+    other = [*run[:-1], finished(scripted([1]))]
+    base = Baseline.of(other, run)
+    assert base is not None
+    assert base.ids_to_difference(run) == [5, 6, 7, 8, 9, 10, 10]
+    assert base.explained(run, 0.5, run).width_same is True
+    assert base.explained(run, 0.5, other).width_same is False
+    assert base.explained(run, 0.5, ()).width_same is None

@@ -141,6 +141,12 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
     status = {"text": finish_sentence(finished), "fraction": None}
     if isinstance(end, RunFinished) and end.reason in _WHOLE and (base := Baseline.of(plain, run.events)) is not None:
         run.plain = plain
+        if base.same_text is False:
+            yield encoder.status("The text differs from plain decoding at one row a pass. Looking at where and why.")
+            started = run.events[0]
+            exact = isinstance(started, RunStarted) and started.width > 0
+            again = list(stoppable(engine.stream_equal_width(run.settings.prompt, config), stopped)) if exact else []
+            base = base.explained(run.events, engine.logit_gap(base.ids_to_difference(run.events)), again)
         yield encoder.encode_plain(base, status=status)
     elif isinstance(end, RunFinished) and end.reason == "error":
         yield encoder.error(end.message)
