@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch, train. Results go to standard output, everything else to standard error."""
+"""The command line: run, methods, fetch, train, bench. Results go to standard output, all else to standard error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from specviz.bench.command import add_bench_command
 from specviz.config import (
     DEFAULT_WIDTH,
     DRAFT_LENGTHS,
@@ -154,6 +155,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     fetch.set_defaults(command=_fetch)
 
     add_train_command(commands, lambda: _Progress(sys.stderr))
+    add_bench_command(commands, lambda: _Progress(sys.stderr))
     return parser
 
 

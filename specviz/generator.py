@@ -185,8 +185,9 @@ class SpeculativeGenerator:
         exact, word = config.exact, method.word(config)
         if exact:
             config.require_width()
-        if exact is None:
-            fits = word == "exact" and config.gamma < config.width
+        if exact is None:  # a fixed width costs something, and only a greedy text can be compared bit by bit
+            greedy = config.sampling.is_greedy and config.verify == "auto"
+            fits = word == "exact" and greedy and config.gamma < config.width
             exact = fits and self.exactness_report(config.width).is_default
         width = config.width if exact else 0
         if config.verify != "auto":

@@ -6,10 +6,11 @@ A rate with a zero denominator is None.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
@@ -119,6 +120,18 @@ class Counters:
                 self.accepted_at[place] += 1
             _grow(self.accepted_at, len(self.tested_at) - 1)
         self.recent.append((step.num_accepted, int(refused), len(step.emitted), seconds))
+
+    def merge(self, other: Counters) -> Counters:
+        """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""
+        for name in (f.name for f in fields(self)):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, bool):
+                setattr(self, name, mine and theirs)
+            elif isinstance(mine, int | float):
+                setattr(self, name, mine + theirs)
+            elif isinstance(mine, list):
+                setattr(self, name, [a + b for a, b in itertools.zip_longest(mine, theirs, fillvalue=0)])
+        return self
 
     # --- rates ---------------------------------------------------------------------------------------------
 

@@ -12,6 +12,11 @@ __all__ = ["finish_sentence", "progress_sentence", "verdict"]
 EQUAL_WITHIN = 0.03
 """Speed-ups within 3 % of 1 read as "as fast as plain": two runs of the same work differ by as much here."""
 
+BUSY_FROM = 1.25
+"""A speed-up this many times over the tokens of a pass is no gain of the method: a pass cannot get so much cheaper."""
+
+_ROUNDING = "Passes of another size round differently."
+
 _REASONS: dict[FinishReason, str] = {
     "eos": "The model ended its answer.",
     "stop": "A stop text was reached.",
@@ -52,7 +57,7 @@ def verdict(
 
     Returns:
         kind: faster, equal, slower or none; speed_up: run tokens/s over plain tokens/s, or None; headline, rest and
-        detail: three texts; reason: why a slowdown is one, else "".
+        detail: three texts; reason: why a slowdown is one, or a speed-up cannot be, else "".
     """
     rate = counters.decode_tokens_per_s
     base = plain.tokens_per_s if plain else None
@@ -70,9 +75,23 @@ def verdict(
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
         return _verdict("equal", ratio, f"{ratio:.2f}×", "as fast as plain decoding of the same prompt", detail)
     if ratio > 1.0:
-        return _verdict("faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail)
+        return _verdict(
+            "faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail,
+            _why_too_fast(ratio, counters),
+        )  # fmt: skip
     reason = _why_slow(counters, plain)
     return _verdict("slower", ratio, f"{ratio:.2f}×: slower", "than plain decoding of the same prompt", detail, reason)
+
+
+def _why_too_fast(ratio: float, counters: Counters) -> str:
+    """A machine that was busy while plain decoding ran shows as a speed-up that no draft can give."""
+    tokens = counters.block_efficiency
+    if tokens is None or ratio <= BUSY_FROM * tokens:
+        return ""
+    return (
+        f"A pass brought {tokens:.2f} tokens, so the method cannot have gained this much: "
+        "the machine was busier during plain decoding. Run it again."
+    )
 
 
 def _why_slow(counters: Counters, plain: Baseline | None) -> str:
@@ -112,9 +131,14 @@ def _how(started: RunStarted) -> str:
     return f"{chosen}, {started.dtype}."
 
 
+def _at_width(started: RunStarted) -> str:
+    """Rows of a pass belong to the promise: passes of another size round differently."""
+    return f" at {_count(started.width, 'row')} a pass" if started.width else ""
+
+
 def _promise(started: RunStarted) -> str:
     return {
-        "exact": "Exact: the text of plain decoding to the bit.",
+        "exact": f"Exact: the text of plain decoding to the bit{_at_width(started)}.",
         "lossless": "Lossless: the target's own distribution.",
         "approximate": "Approximate: the rule changes the target's distribution.",
     }[started.exactness]
@@ -127,13 +151,19 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
     if plain.same_text:
         return f"{_promise(started)} Plain decoding wrote the same {_count(plain.num_tokens, 'token')} here."
     place = (plain.first_difference or 0) + 1
-    gap = "" if plain.gap is None else f", where the two best logits are {plain.gap:.3f} apart"
+    gap = "" if plain.gap is None else f", where the two best logits are {_gap(plain.gap)}"
     differs = f"Plain decoding at one row a pass goes another way at token {place}{gap}"
     if plain.width_same:
-        return f"{_promise(started)} At this run's own {started.width} rows it wrote the same text. {differs}."
+        return (
+            f"{_promise(started)} At this run's own {started.width} rows it wrote the same text. {differs}. {_ROUNDING}"
+        )
     if plain.width_same is False:
         return f"Not exact: plain decoding at {started.width} rows wrote another text, so this is a fault. {differs}."
-    return f"{_promise(started)} {differs}."
+    return f"{_promise(started)} {differs}. {_ROUNDING}"
+
+
+def _gap(gap: float) -> str:
+    return "equal" if gap == 0 else "less than 0.001 apart" if gap < 0.001 else f"{gap:.3f} apart"
 
 
 def _verdict(kind: str, ratio: float | None, headline: str, rest: str, detail: str, reason: str = "") -> dict[str, Any]:

@@ -159,8 +159,8 @@ const CHARTS = [
     table: [['last 8 steps', (e) => fixed(e.series.rolling_alpha, 3)], ['so far', (e) => fixed(e.series.alpha, 3)]],
   },
   {
-    name: 'speed', title: 'Tokens per second', caption: 'last 8 steps', top: (most) => niceTop(most), ticks: (top) => [0, top / 3, (2 * top) / 3, top],
-    lines: [{ key: 'rolling_tokens_per_s', label: (v) => `${fixed(v, 1)} this run`, shape: 'ln run', end: 'ink bold', dot: 'inkF' }],
+    name: 'speed', title: 'Tokens per second', caption: 'this run, by step', top: (most) => niceTop(most), ticks: (top) => [0, top / 3, (2 * top) / 3, top],
+    lines: [{ key: 'rolling_tokens_per_s', label: (v) => `${fixed(v, 1)} last 8`, shape: 'ln run', end: 'ink bold', dot: 'inkF' }],
     level: () => run.plain?.tokens_per_s, levelLabel: (v) => `${fixed(v, 1)} plain`,
     finding: (last) => `Tokens per second by step: ${fixed(last.rolling_tokens_per_s, 1)} over the last 8 steps, ${fixed(last.tokens_per_s, 1)} over the run${run.plain ? `; plain decoding ${fixed(run.plain.tokens_per_s, 1)}` : ''}.`,
     table: [['last 8 steps', (e) => fixed(e.series.rolling_tokens_per_s, 1)], ['so far', (e) => fixed(e.series.tokens_per_s, 1)]],

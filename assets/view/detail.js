@@ -38,8 +38,8 @@ const prose = (...parts) => el('p', '', ...parts.map((part) => (typeof part === 
 function probabilities(token) {
   const { draft_prob: q, target_prob: p } = token;
   if (q != null && p != null) return ['The draft gave it ', q, ', the target ', p];
-  if (q != null) return ['The draft gave it ', q];
-  if (p != null) return ['The target gave it ', p];
+  if (q != null) return ['The draft gave it a chance of ', q];
+  if (p != null) return ['The target gave it a chance of ', p];
   return [];
 }
 
@@ -61,7 +61,7 @@ function ownProse({ token, refused }) {
     const choice = isGreedy() ? 'The target’s first choice where the draft said ' : 'The target’s own word, drawn after it refused ';
     lines.push(prose(choice, el('bdi', '', refused.map((one) => quoted(spoken(one))).join(', ')), '.'));
   } else lines.push(prose(FATES[token.origin].means));
-  if (token.target_prob != null) lines.push(prose('The target gave it ', token.target_prob, '.'));
+  if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, '.'));
   return lines;
 }
 

@@ -47,11 +47,11 @@ function mark(key) {
 }
 
 // Formatting only: every number comes from the server.
-const fixed = (value, digits) => (value == null ? NO_VALUE : value.toFixed(digits));
-const percent = (value) => (value == null ? NO_VALUE : `${Math.round(value * 100)} %`);
+const fixed = (value, digits) => (value == null ? NO_VALUE : value.toFixed(value < 1000 ? digits : 0));
+const percent = (value) => (value == null ? NO_VALUE : `${value > 0 && value < 0.01 ? (value * 100).toFixed(1) : Math.round(value * 100)} %`); // never "0 %" of something
 const whole = (value) => (value == null ? NO_VALUE : String(Number.isInteger(value) ? value : value.toFixed(1)));
-const milliseconds = (value) => (value == null ? NO_VALUE : `${(value * 1000).toFixed(value < 0.01 && value > 0 ? 1 : 0)} ms`);
-const seconds = (value) => (value > 0 && value < 0.01 ? milliseconds(value) : value == null ? NO_VALUE : `${value.toFixed(value < 10 ? 2 : 1)} s`);
+const milliseconds = (value) => (value == null ? NO_VALUE : `${(value * 1000).toFixed(value < 0.01 && value > 0 ? 1 : 0)}\u00a0ms`);
+const seconds = (value) => (value > 0 && value < 0.01 ? milliseconds(value) : value == null ? NO_VALUE : `${value.toFixed(value < 10 ? 2 : 1)}\u00a0s`);
 const counted = (number, noun) => `${number} ${noun}${number === 1 ? '' : 's'}`;
 const quoted = (words) => `“${words}”`;
 

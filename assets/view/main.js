@@ -211,6 +211,8 @@ function renderVerdict() {
   $('.clock').textContent = playback ? `run clock ${fixed(Math.min(playback.clock, run.totalSeconds), 2)} s of ${seconds(run.totalSeconds)}, shown at its real speed` : '';
 }
 
+const BAR_PX = 148; // leaves the headline room for one line beside the sidebar, at 1280
+
 /** Plain decoding against this run, in tokens a second; longer is faster. */
 function drawVersus() {
   const box = $('.versus');
@@ -221,12 +223,12 @@ function drawVersus() {
   const key = `${mine} ${plain}`;
   if (box._key === key) return;
   box._key = key;
-  const node = picture(300, 76, `Tokens a second: plain decoding ${fixed(plain, 1)}, this run ${fixed(mine, 1)}`);
+  const node = picture(268, 76, `Tokens a second: plain decoding ${fixed(plain, 1)}, this run ${fixed(mine, 1)}`);
   const longest = Math.max(mine, plain);
   const row = (y, name, value, fill, text) => node.append(
     svg('text', { x: 0, y: y + 12, class: `t13 ${text}` }, name),
-    svg('rect', { x: 62, y, width: (180 * value) / longest, height: 16, rx: 2, class: fill }),
-    svg('text', { x: 62 + (180 * value) / longest + 8, y: y + 13, class: `t13 ${text}` }, fixed(value, 1)),
+    svg('rect', { x: 62, y, width: (BAR_PX * value) / longest, height: 16, rx: 2, class: fill }),
+    svg('text', { x: 62 + (BAR_PX * value) / longest + 8, y: y + 13, class: `t13 ${text}` }, fixed(value, 1)),
   );
   row(3, 'plain', plain, 't-plain', '');
   row(33, 'this run', mine, 'inkF', 'ink bold');
@@ -234,13 +236,16 @@ function drawVersus() {
   box.replaceChildren(node);
 }
 
+// Where guesses were tried side by side, more are refused than places are.
+const inTree = (c) => c.num_rejected > c.num_rejections;
+
 // Each figure: its value and counts, and what it means: words first, formula second, the run's own numbers third.
 const FIGURES = [
   {
-    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} tested kept`),
+    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept`),
     words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
     formula: 'α = accepted / (accepted + steps with a refusal)', numbers: (c) => `= ${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)}) = ${fixed(c.alpha, 3)}`,
-    more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer.', unit: 'no unit, 0 to 1',
+    more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer. Guesses tried side by side for one place count once.', unit: 'no unit, 0 to 1',
   },
   {
     name: 'Tokens per target pass', value: (c) => fixed(c.block_efficiency, 2), needs: ['target_work'], counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
@@ -255,7 +260,7 @@ const FIGURES = [
     more: 'A low rate means much drafting in vain, not always a bad draft.', unit: 'percent',
   },
   {
-    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), needs: ['decode_s'], counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token after ${seconds(c.first_token_s)}`),
+    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), needs: ['decode_s'], counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token in ${seconds(c.first_token_s)}`),
     words: 'How fast tokens come once the prompt has been read.',
     formula: 'tokens / seconds of all steps', numbers: (c) => `= ${whole(c.num_tokens)} / ${seconds(c.decode_s)} = ${fixed(c.decode_tokens_per_s, 1)}`,
     more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',

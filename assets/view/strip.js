@@ -217,7 +217,7 @@ function addNote(chip, refused, discarded, entry, token) {
     if (!refused[0].label && text.length === 1 && text === refused[0].text.trim()) struck.append(`\u2009${text}\u2009`);
     else struck.append(word(refused[0]));
     lift.append(struck);
-    letters = Math.min(text.length, MAX_NOTE_LETTERS) + 1;
+    letters = Math.min(text.length, MAX_NOTE_LETTERS) + (refused[0].label ? 4 : 1); // a label has a box and wider letters
     if (refused.length > 1) { lift.append(el('em', '', `+${refused.length - 1}`)); letters += 3; }
     lift._token = { entry, drafted: refused[0], siblings: refused };
   } else lift._token = { entry, drafted: discarded[0], siblings: discarded };
@@ -248,6 +248,7 @@ function settleGap(nextNoteIsHere = false) {
   note.settled = true;
   const over = note.letters * 6.6 + note.squares * 8 + 12 - note.own * 9;
   note.over = Math.max(0, over);
+  note.chip._after = lettersSince;
   if (lettersSince * 8 >= over) return;
   const taken = note.previous && !note.previous.hangsLeft ? note.previous.over ?? 0 : 0;
   if (note.roomLeft * 8 - taken >= over) {
@@ -264,7 +265,12 @@ function keepNotesInside(notes) {
   notes.forEach(({ lift, chip }, i) => {
     const { left, right, width } = places[i];
     if (!width) return; // not shown at this depth
-    if (lift.classList.contains('lf')) { if (left < box.left) lift.classList.remove('lf'); return; }
+    if (lift.classList.contains('lf')) {
+      if (left >= box.left) return;
+      lift.classList.remove('lf');
+      if (chip._after != null) chip.style.setProperty('--x', chip._after); // no room on the left after all: widen
+      return;
+    }
     const before = places[i - 1];
     const onOneLine = before && Math.abs(before.top - places[i].top) < 4;
     const turnedLeft = chip.getBoundingClientRect().right - width;

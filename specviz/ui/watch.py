@@ -55,10 +55,18 @@ _CONDITIONAL = {
 """Fields that mean something only while another one has a certain value."""
 
 _PROMISES = {
-    "exact": "Exact in exact passes, else lossless.",
+    "exact": "Exact: greedy text is plain decoding’s to the bit, while exact passes are on.",
     "lossless": "Lossless: the text keeps the target’s own distribution.",
     "approximate": "Approximate: the rule changes the target’s distribution.",
 }
+
+_OPTION_LABELS = {
+    "ngram": "N-gram",
+    "min_count": "Least count",
+    "min_match": "Shortest match",
+    "table_match": "Shortest match in the table",
+}
+"""Where a setting's name is no word."""
 
 _PRESET_JS = """(name) => {
   const prompts = (%s)[name];
@@ -405,7 +413,7 @@ def _has_option(method: str, name: str) -> bool:
 
 def _option_field(option: Option, *, visible: bool) -> gr.Component:
     """A field for a method's own setting, by the type of its default."""
-    label = option.name.replace("_", " ").capitalize()
+    label = _OPTION_LABELS.get(option.name) or option.name.replace("_", " ").capitalize()
     shown: dict[str, Any] = {"label": label, "info": option.help, "visible": visible, "elem_id": f"own-{option.name}"}
     if option.choices:
         return gr.Dropdown(list(option.choices), value=option.default, filterable=False, **shown)
@@ -445,5 +453,5 @@ def _method_info(name: str, temperature: Any, pair: ModelPair, verify: Any = "au
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
     word = "approximate" if verify != "auto" else method.exactness if greedy else "lossless"
     absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
-    rest = f" Not in the list, as this pair has no draft for it: {', '.join(absent)}." if absent else ""
+    rest = f" This pair has no draft for: {', '.join(absent)}." if absent else ""
     return f"{method.summary} {_PROMISES[word]}{rest}"
