@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from specviz.config import (
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold, summary
+from specviz.models.chat import clean_text
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
 from specviz.words import verdict
@@ -39,16 +41,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     options = _parser(with_methods=words[:1] == ["run"]).parse_args(words)
     try:
-        return int(options.command(options))
+        status = int(options.command(options))
+        sys.stdout.flush()
+        return status
     except SpecvizError as error:
         print(f"specviz: {error}", file=sys.stderr)
         return EXIT_ERROR
     except BrokenPipeError:  # the reader went away, as `head` does
-        sys.stderr.close()
+        _drop_output()
         return 0
+    except OSError as error:  # a full disk behind `> FILE`
+        print(f"specviz: reading or writing failed: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return EXIT_ERROR
     except KeyboardInterrupt:
         print("specviz: stopped", file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """What is still buffered for an output that takes no more goes nowhere; at exit Python would fail over it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
@@ -283,16 +302,16 @@ def _prompts(options: argparse.Namespace) -> list[tuple[str, str]]:
         return [("0", options.prompt)]
     prompts: list[tuple[str, str]] = []
     try:
-        lines = Path(options.prompts).read_text(encoding="utf-8").splitlines()
+        text = Path(options.prompts).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The prompts in {options.prompts!r} cannot be read: {error}.") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # `splitlines` would cut at U+2028 within a prompt
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            prompts.append((str(entry.get("id", number)), entry["prompt"]))
-        except (ValueError, KeyError, AttributeError) as error:
+            prompts.append((clean_text(str(entry.get("id", number)))[0], entry["prompt"]))
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f'Line {number} of {options.prompts!r} is not {{"id": ..., "prompt": ...}}.') from error
         if not isinstance(prompts[-1][1], str):
             raise ConfigError(f"The prompt in line {number} of {options.prompts!r} is not a text.")
@@ -312,6 +331,8 @@ def _trace_file(path: str | None, number: int, total: int) -> Iterator[IO[str] |
     try:
         with target.open("w", encoding="utf-8") as file:
             yield file
+    except BrokenPipeError:  # of standard output, as a rule
+        raise
     except OSError as error:
         raise ConfigError(f"The trace cannot be written to {target}: {error.strerror}.") from error
 

@@ -102,7 +102,8 @@ class SpeculativeGenerator:
                 f"The prompt has {len(ids)} tokens and this model reads {self.loaded.max_context}, answer included. "
                 "Shorten the prompt."
             )
-        config = replace(config, options=read_options(method.name, method.options, config.options))
+        stop = tuple(clean_text(text)[0] for text in config.stop)
+        config = replace(config, stop=stop, options=read_options(method.name, method.options, config.options))
         width, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
         config = replace(config, sampling=replace(config.sampling, seed=seed))
@@ -129,7 +130,13 @@ class SpeculativeGenerator:
             pair=self.loaded.pair.name,
             device=str(self.loaded.device),
             num_layers=int(self.loaded.target.config.get_text_config(decoder=True).num_hidden_layers),
-            command=command_line(prompt if isinstance(prompt, str) else "", self.loaded.pair.name, config, width > 0),
+            command=command_line(
+                prompt if isinstance(prompt, str) else "",
+                self.loaded.pair.name,
+                config,
+                width > 0,
+                self.loaded.target_info.dtype,
+            ),
             notes=(*notes, *getattr(drafter, "notes", ())),
         )
         return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room), length).events()
@@ -521,13 +528,19 @@ class _Run:
         )
 
 
-def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
-    """The command that makes the same run again, for traces and the gallery."""
+def command_line(prompt: str, pair: str, config: RunConfig, exact: bool, dtype: str = "auto") -> str:
+    """The command that makes the same run again, for traces and the gallery.
+
+    dtype: of the target; one that `--dtype` does not offer is left out.
+    """
     sampling = config.sampling
-    words = ["python", "-m", "specviz", "run", prompt, "--pair", pair, "--method", config.method]
+    words = ["python", "-m", "specviz", "run"]
+    words += [] if prompt.startswith("-") else [prompt]  # such a prompt comes last, or it would be read as an option
+    words += ["--pair", pair, "--method", config.method]
     words += ["--gamma", str(config.gamma), "--max-new-tokens", str(config.max_new_tokens)]
-    words += ["--temperature", f"{sampling.temperature:g}", "--seed", str(sampling.seed)]
+    words += ["--temperature", _digits(sampling.temperature), "--seed", str(sampling.seed)]
     for flag, value, default in (
+        ("--dtype", dtype if dtype in ("bfloat16", "float32") else "auto", "auto"),
         ("--top-k", sampling.top_k, 0),
         ("--top-p", sampling.top_p, 1.0),
         ("--repetition-penalty", sampling.repetition_penalty, 1.0),
@@ -535,19 +548,28 @@ def command_line(prompt: str, pair: str, config: RunConfig, exact: bool) -> str:
         ("--verify", config.verify, "auto"),
         ("--width", config.width, DEFAULT_WIDTH),
         ("--draft-length", config.draft_length, "fixed"),
+        ("--time-limit", config.time_limit_s, 0.0),
     ):
         if value != default:
             words += [flag, str(value)]
-    words += ["--confidence", f"{config.confidence:g}"] if config.draft_length == "confidence" else []
+    words += ["--confidence", _digits(config.confidence)] if config.draft_length == "confidence" else []
     if config.verify == "typical":
-        words += ["--epsilon", f"{config.epsilon:g}", "--delta", f"{config.delta:g}"]
-    words += ["--threshold", f"{config.threshold:g}"] if config.verify == "threshold" else []
+        words += ["--epsilon", _digits(config.epsilon), "--delta", _digits(config.delta)]
+    words += ["--threshold", _digits(config.threshold)] if config.verify == "threshold" else []
     for name, value in config.options.items():
-        words += ["--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)]
+        words += ["--" + name.replace("_", "-"), _digits(value) if isinstance(value, float) else str(value)]
     for stop in config.stop:
-        words += ["--stop", stop]
+        words += [f"--stop={stop}"] if stop.startswith("-") else ["--stop", stop]
     words += ["--raw"] if config.raw else []
-    return shlex.join([*words, "--exact" if exact else "--no-exact"])
+    words += ["--detail"] if config.detail else []
+    words += ["--exact" if exact else "--no-exact"]
+    return shlex.join([*words, "--", prompt] if prompt.startswith("-") else words)
+
+
+def _digits(value: float) -> str:
+    """As short as can be read back to the same number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _checked_ids(prompt: Any, vocab_size: int) -> list[int]:

@@ -57,7 +57,7 @@ def verdict(
 
     Returns:
         kind: faster, equal, slower or none; speed_up: run tokens/s over plain tokens/s, or None; headline, rest and
-        detail: three texts; reason: why a slowdown is one, or a speed-up cannot be, else "".
+        detail: three texts; reason: why a slowdown is one, else "".
     """
     rate = counters.decode_tokens_per_s
     base = plain.tokens_per_s if plain else None
@@ -75,10 +75,8 @@ def verdict(
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
         return _verdict("equal", ratio, f"{ratio:.2f}×", "as fast as plain decoding of the same prompt", detail)
     if ratio > 1.0:
-        return _verdict(
-            "faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail,
-            _why_too_fast(ratio, counters),
-        )  # fmt: skip
+        detail += _why_too_fast(ratio, counters)
+        return _verdict("faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail)
     reason = _why_slow(counters, plain)
     return _verdict("slower", ratio, f"{ratio:.2f}×: slower", "than plain decoding of the same prompt", detail, reason)
 
@@ -89,7 +87,7 @@ def _why_too_fast(ratio: float, counters: Counters) -> str:
     if tokens is None or ratio <= BUSY_FROM * tokens:
         return ""
     return (
-        f"A pass brought {tokens:.2f} tokens, so the method cannot have gained this much: "
+        f" A pass brought {tokens:.2f} tokens, so the method cannot have gained this much: "
         "the machine was busier during plain decoding. Run it again."
     )
 
@@ -126,9 +124,13 @@ def _no_baseline(recorded: bool, plain_follows: bool) -> str:
 
 
 def _how(started: RunStarted) -> str:
-    temperature = started.settings.get("temperature", 0)
-    chosen = "Greedy" if not temperature or temperature < 1e-3 else f"Sampled at T = {temperature:g}"
+    chosen = "Greedy" if _is_greedy(started) else f"Sampled at T = {started.settings['temperature']:g}"
     return f"{chosen}, {started.dtype}."
+
+
+def _is_greedy(started: RunStarted) -> bool:
+    temperature = started.settings.get("temperature", 0)
+    return not temperature or temperature < 1e-3
 
 
 def _at_width(started: RunStarted) -> str:
@@ -137,6 +139,8 @@ def _at_width(started: RunStarted) -> str:
 
 
 def _promise(started: RunStarted) -> str:
+    if started.exactness == "lossless" and _is_greedy(started):  # where nothing is drawn there is no distribution
+        return "Lossless: the target's own choices; near-ties may fall the other way."
     return {
         "exact": f"Exact: the text of plain decoding to the bit{_at_width(started)}.",
         "lossless": "Lossless: the target's own distribution.",

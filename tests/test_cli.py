@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shlex
 import time
+from pathlib import Path
 
 import pytest
 from fakes import TapeModel, loaded_pair, tiny_llama
 
 from specviz.cli import main
+from specviz.config import RunConfig, SamplingParams
+from specviz.generator import command_line
 from specviz.trace import load_trace
 
 FIELDS = {
@@ -96,6 +102,90 @@ def test_prompt_files_that_are_not_prompts(capsys, tmp_path) -> None:
         status, _, err = run(capsys, "--prompts", str(path))
         assert status == 2
         assert "specviz:" in err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_lines_of_a_prompt_file_end_at_line_feeds_only(capsys, tmp_path) -> None:
+    """JSON may hold U+2028, U+0085 and form feeds' kin as they stand; a byte order mark and CR LF are tolerated, and an
+    id that is no valid Unicode does not fail the print of the result."""
+    prompts = tmp_path / "p.jsonl"
+    text = '\ufeff{"id": "a", "prompt": "one\u2028two\u0085three"}\r\n{"id": "\\ud800", "prompt": "x"}\r\n'
+    prompts.write_bytes(text.encode())
+    status, out, _ = run(capsys, "--prompts", str(prompts), "--max-new-tokens", "2", "--json")
+    assert status == 0
+    assert [json.loads(line)["id"] for line in out.split("\n") if line] == ["a", "\ufffd"]
+
+
+def test_a_prompt_file_nested_too_deep_is_refused(capsys, tmp_path) -> None:
+    (tmp_path / "p.jsonl").write_text("[" * 100_000, encoding="utf-8")
+    status, _, err = run(capsys, "--prompts", str(tmp_path / "p.jsonl"))
+    assert status == 2
+    assert "Line 1" in err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_stop_text_that_is_no_valid_unicode_does_not_fail_the_trace(capsys, tmp_path) -> None:
+    trace = tmp_path / "run.jsonl"
+    status, _, _ = run(capsys, "hi", "--max-new-tokens", "2", "--stop", "a\udcffb", "--trace", str(trace), "--json")
+    assert status == 0
+    assert load_trace(trace).started.settings["stop"] == ["a\ufffdb"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_recorded_command_makes_the_same_run_again(capsys, tmp_path) -> None:
+    """A prompt or stop text that begins with a dash, digits beyond six, and settings that are not the default."""
+    trace, again = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    words = ["--max-new-tokens", "4", "--temperature", "0.76543217", "--time-limit", "60", "--detail", "--stop=-q"]
+    assert run(capsys, *words, "--trace", str(trace), "--", "-5 plus 3?")[0] == 0
+    first = load_trace(trace)
+    command = shlex.split(first.started.command)
+    assert command[:4] == ["python", "-m", "specviz", "run"]
+    assert run(capsys, "--trace", str(again), *command[4:])[0] == 0
+    second = load_trace(again)
+    assert second.started.settings == first.started.settings | {"exact": second.started.settings["exact"]}
+    assert second.started.prompt_ids == first.started.prompt_ids
+    assert second.events[-1].token_ids == first.events[-1].token_ids
+
+
+def test_the_recorded_command_names_the_number_format() -> None:
+    config = RunConfig(sampling=SamplingParams(seed=1))
+    assert "--dtype float32" in command_line("x", "p", config, exact=True, dtype="float32")
+    assert "--dtype" not in command_line("x", "p", config, exact=True, dtype="float16")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("words", [(), ("--json",), ("--trace", "t.jsonl")])
+def test_a_reader_that_leaves_is_no_error(tmp_path, monkeypatch, words: tuple[str, ...]) -> None:
+    """As `head` does; with a trace it is not the trace that could not be written."""
+    monkeypatch.chdir(tmp_path)
+    status, err = into_closed_pipe(monkeypatch, "run", "hi", "--max-new-tokens", "4", *words)
+    assert status == 0
+    assert "specviz:" not in err
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_full_disk_behind_the_output_is_one_sentence(monkeypatch, words: tuple[str, ...]) -> None:
+    status, err = into(monkeypatch, os.open("/dev/full", os.O_WRONLY), "run", "hi", "--max-new-tokens", "4", *words)
+    assert status == 2
+    assert "specviz: reading or writing failed" in err
+
+
+def into_closed_pipe(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    return into(monkeypatch, theirs, *words)
+
+
+def into(monkeypatch: pytest.MonkeyPatch, descriptor: int, *words: str) -> tuple[int, str]:
+    """Status and standard error of the command with standard output on this descriptor."""
+    err = io.StringIO()
+    with monkeypatch.context() as patch, open(descriptor, "w", encoding="utf-8") as out:
+        patch.setattr("sys.stdout", out)
+        patch.setattr("sys.stderr", err)
+        status = main(words)
+    return status, err.getvalue()
 
 
 def test_methods_lists_every_registered_method(capsys) -> None:

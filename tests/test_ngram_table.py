@@ -29,6 +29,7 @@ from specviz.events import RunFinished, RunStarted
 from specviz.models.catalog import default_pair_name
 from specviz.proposal import Proposal
 from specviz.sampling import uniform_generator
+from specviz.train.corpus import read_corpus
 from specviz.train.ngrams import build_table, measure, shrink, train_ngrams
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=4)
@@ -389,6 +390,14 @@ def test_training_from_texts(tmp_path, monkeypatch, capsys):
     assert table.find([a]) == Match(1, b, 3, 5)
     assert table.find([b]) == Match(1, a, 2, 2)
     assert "no figures" in (folder / "card.md").read_text(encoding="utf-8")
+
+
+def test_lines_of_a_corpus_end_at_line_feeds_only(tmp_path):
+    """JSON may hold U+2028 and U+0085 as they stand; a byte order mark and CR LF are tolerated."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes('\ufeff{"text": "a\u2028b\u0085c"}\r\n{"text": "d"}\r\n'.encode())
+    corpus = read_corpus([path], lambda text: [len(text)], 260, lambda *_: None)
+    assert corpus.tokens.tolist() == [5, 1]
 
 
 @pytest.mark.usefixtures("trainer")

@@ -189,7 +189,8 @@ function showRecordingNote() {
   const when = new Date(start.started_at);
   const day = Number.isNaN(when.getTime()) ? start.started_at : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
   const threads = start.machine.threads ? counted(start.machine.threads, 'thread') : '';
-  $('.origin').textContent = [start.machine.processor, threads, day, start.pair, start.method].filter(Boolean).join(' · ');
+  const facts = [start.machine.processor, threads, day, start.pair, start.method].filter(Boolean);
+  $('.origin').replaceChildren(...facts.flatMap((fact, i) => [...(i ? [' · '] : []), el('span', 'fact', fact)]));
   $('.madeby').hidden = !start.command;
   $('.madeby code').textContent = start.command ?? '';
 }

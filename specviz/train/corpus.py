@@ -105,7 +105,7 @@ def _read_text(path: Path, encode: Callable[[str], Sequence[int]]) -> Corpus:
 
 def _read_lines(path: Path, encode: Callable[[str], Sequence[int]]) -> Corpus:
     texts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
