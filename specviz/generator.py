@@ -23,7 +23,7 @@ from specviz.detokenize import Detokenizer, Piece, StopScanner, split_text, visi
 from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.length import BestLength, DraftLength, FixedLength, HeuristicLength
 from specviz.drafters.options import read_options
-from specviz.drafters.registry import Method, get_method
+from specviz.drafters.registry import METHODS, Method, get_method
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import (
     DraftedToken,
@@ -50,6 +50,16 @@ from specviz.verify import verify_greedy, verify_likely, verify_sampling
 __all__ = ["SpeculativeGenerator", "command_line"]
 
 _log = logging.getLogger(__name__)
+
+_PLAIN: dict[str, Any] = {
+    "method": "plain",
+    "gamma": 0,
+    "draft_length": "fixed",
+    "verify": "auto",
+    "detail": False,
+    "options": {},
+}
+"""What turns a run's settings into those of plain decoding beside it."""
 
 
 class SpeculativeGenerator:
@@ -104,6 +114,12 @@ class SpeculativeGenerator:
             )
         stop = tuple(clean_text(text)[0] for text in config.stop)
         config = replace(config, stop=stop, options=read_options(method.name, method.options, config.options))
+        if config.draft_length == "confidence" and not method.doubts:
+            able = ", ".join(other.name for other in METHODS.values() if other.doubts)
+            raise ConfigError(
+                f"{method.name} has no probabilities of its own to doubt by: draft-length confidence would do nothing. "
+                f"Choose another draft length, or one of {able}."
+            )
         width, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
         config = replace(config, sampling=replace(config.sampling, seed=seed))
@@ -143,14 +159,11 @@ class SpeculativeGenerator:
 
     def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
         """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
-        return self.stream(
-            prompt, replace(config, method="plain", exact=False, detail=False, verify="auto", options={})
-        )
+        return self.stream(prompt, replace(config, exact=False, **_PLAIN))
 
     def stream_equal_width(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
         """Plain decoding at the run's own width: what an exact run equals to the bit. It proves the text, not speed."""
-        plain = replace(config, method="plain", gamma=0, exact=True, detail=False, verify="auto", options={})
-        return self.stream(prompt, plain)
+        return self.stream(prompt, replace(config, exact=True, **_PLAIN))
 
     def logit_gap(self, token_ids: Sequence[int]) -> float:
         """Distance of the target's two best logits for the token behind these."""

@@ -166,3 +166,10 @@ def test_an_int8_copy_drafts_and_the_text_stays() -> None:
     assert run[-1].message == plain.message == ""
     assert run[-1].token_ids == plain.token_ids
     assert sum(step.num_accepted for step in steps(run)) > 20
+
+
+@pytest.mark.parametrize("method", ["plain", "prompt-lookup", "lookahead", "medusa"])
+def test_case_116_doubt_is_refused_where_a_method_has_none(method: str) -> None:
+    """A setting that would do nothing is refused by name rather than dropped."""
+    with pytest.raises(ConfigError, match=rf"{method} has no probabilities.*ngram-table"):
+        generator(tiny_llama()).stream(PROMPT, config(method, draft_length="confidence"))

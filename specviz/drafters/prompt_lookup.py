@@ -44,7 +44,9 @@ class PromptLookupDrafter:
             if start is not None:
                 copied = ids[start : start + max_tokens]
                 data = {"source_start": start, "source_end": start + len(copied), "match_len": n}
-                note = DraftNote("copied", f"{len(copied)} copied from behind the same {n} earlier", data)
+                note = DraftNote(
+                    "copied", f"Copied: {len(copied)} that followed the same {n} earlier in the text", data
+                )
                 return Proposal.chain(copied, note=note)
         return Proposal.empty(DraftNote("copied", "the last token has not occurred before"))
 

@@ -36,7 +36,7 @@ class Method:
         that of a run. is_chain: whether a run's drafts are chains, where that is a setting.
     build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
         complete, in `config.options`.
-    options: those settings.
+    options: those settings. doubts: whether it has probabilities of its own, by which drafting can stop early.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Method:
     needs: frozenset[Need] = field(default_factory=frozenset)
     options: tuple[Option, ...] = ()
     is_chain: Callable[[RunConfig], bool] | None = None
+    doubts: bool = False
 
     def word(self, config: RunConfig) -> Exactness:
         """The greedy word under these settings: trees run at their own number of rows, so they are never exact."""
@@ -174,6 +175,7 @@ METHODS: dict[str, Method] = {
             _ngram_table,
             NgramTableDrafter.needs,
             (MIN_COUNT,),
+            doubts=True,
         ),
         Method(
             "cascade",
@@ -218,6 +220,7 @@ METHODS: dict[str, Method] = {
             _early_exit,
             EarlyExitDrafter.needs,
             (EXIT_LAYER,),
+            doubts=True,
         ),
         Method(
             "quantized-copy",
@@ -226,6 +229,7 @@ METHODS: dict[str, Method] = {
             "exact",
             _model_draft("quantized-copy", copy=True),
             frozenset({Need.SAME_TOKENIZER}),
+            doubts=True,
         ),
         Method(
             "draft-model",
@@ -234,6 +238,7 @@ METHODS: dict[str, Method] = {
             "exact",
             _model_draft("draft-model", copy=False),
             frozenset({Need.SAME_TOKENIZER, Need.DRAFT}),
+            doubts=True,
         ),
     )
 }
