@@ -239,8 +239,8 @@ def _run(options: argparse.Namespace) -> int:
         pass
     failed = False
     for number, (name, prompt) in enumerate(prompts):
+        events: Iterable[Event] = generator.stream(prompt, config)  # refuses bad settings before an old trace is lost
         with _trace_file(options.trace, number, len(prompts)) as file:
-            events: Iterable[Event] = generator.stream(prompt, config)
             if file is not None:
                 events = write_events(events, file)
             result = list(events) if options.json else list(_show(events, sys.stdout))

@@ -210,7 +210,7 @@ class SpeculativeGenerator:
             fits = word == "exact" and greedy and config.gamma < config.width
             exact = fits and self.exactness_report(config.width).is_default
         width = config.width if exact else 0
-        if config.verify != "auto":
+        if config.verify != "auto" and method.name != "plain":
             return width, "approximate", f"The {config.verify} rule keeps what the target finds likely enough."
         if not config.sampling.is_greedy:
             return width, "lossless", f"Sampled at T = {config.sampling.temperature:g}: the target's own distribution."

@@ -232,3 +232,20 @@ def test_importing_the_package_needs_no_gradio() -> None:
 
     code = "import sys, specviz, specviz.cli, specviz.generator, specviz.trace; assert 'gradio' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_refused_run_leaves_an_old_trace_alone(capsys, tmp_path) -> None:
+    trace = tmp_path / "old.jsonl"
+    trace.write_text("kept", encoding="utf-8")
+    status, _, err = run(capsys, "x", "--window", "3", "--trace", str(trace))
+    assert status == 2
+    assert "window" in err
+    assert trace.read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_plain_decoding_is_never_called_approximate(capsys) -> None:
+    status, out, _ = run(capsys, "x", "--method", "plain", "--verify", "typical", "--max-new-tokens", "4", "--json")
+    assert status == 0
+    assert json.loads(out)["exactness"] == "exact"

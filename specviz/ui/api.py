@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
+import gradio.utils
 
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import get_method
@@ -100,7 +101,26 @@ def add_api(host: EngineHost) -> None:
         except Exception as error:
             raise gr.Error(sentence_for(error), print_exception=False) from None
 
+    _send_objects_whole()
     gr.api(spec_events, api_name="spec_events", **CONCURRENCY)
+
+
+def _send_objects_whole() -> None:
+    """Let Gradio send every message of a stream whole where it is an object.
+
+    It sends edits against the message before, and those of nested lists that shrink count wrong (gradio.utils.diff,
+    6.31): a client would put together another message than the one sent, or lose the end of the run. Texts, as the
+    page's deltas are, go on as before.
+    """
+    edits = gradio.utils.diff
+    if getattr(edits, "sends_objects_whole", False):
+        return
+
+    def diff(old: Any, new: Any) -> Any:
+        return [["replace", [], new]] if isinstance(new, dict) else edits(old, new)
+
+    diff.sends_objects_whole = True  # type: ignore[attr-defined]
+    gradio.utils.diff = diff
 
 
 def _own_options(method: Any, options: Any) -> dict[str, Any]:
