@@ -32,7 +32,7 @@ from specviz.words import verdict
 __all__ = ["main"]
 
 EXIT_ERROR = 2
-_MARKS = {"accepted": ("32", ""), "corrected": ("33;1", ""), "bonus": ("35;1", ""), "target": ("0", "")}
+_COLOURS = {"accepted": "32", "corrected": "33;1", "bonus": "35;1", "target": "0"}
 _REJECTED = "31;9"
 
 
@@ -217,6 +217,7 @@ def _run(options: argparse.Namespace) -> int:
     from specviz.drafters.registry import get_method  # the libraries behind this take seconds to import
 
     get_method(config.method)
+    from specviz.baseline import explain_difference
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
 
@@ -249,11 +250,8 @@ def _run(options: argparse.Namespace) -> int:
                 if file is not None:
                     file.write(plain_lines(plain))
                 base = Baseline.of(plain, result)
-                if base is not None and base.same_text is False:
-                    started = result[0]
-                    exact = isinstance(started, RunStarted) and started.width > 0
-                    again = list(generator.stream_equal_width(prompt, config)) if exact else []
-                    base = base.explained(result, generator.logit_gap(base.ids_to_difference(result)), again)
+                if base is not None:
+                    base = explain_difference(generator, prompt, config, result, base)
                 print(_speed_up(result, base), file=sys.stderr)
         finished = result[-1]
         assert isinstance(finished, RunFinished)
@@ -376,7 +374,7 @@ def _step_text(step: StepDone, colour: bool) -> str:
             if refused is not None:
                 parts.append(_paint(_printable(refused.text), _REJECTED))
         text = "" if token.special else _printable(token.text)
-        parts.append(_paint(text, _MARKS[token.origin][0]) if colour else text)
+        parts.append(_paint(text, _COLOURS[token.origin]) if colour else text)
     return "".join(parts)
 
 

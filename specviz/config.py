@@ -142,6 +142,11 @@ class RunConfig:
             raise ConfigError(f"draft precision must be auto or one of {quants}; got {str(self.draft_quant)[:40]!r}.")
         _set(self, "stop", _stop_texts(self.stop))
 
+    @property
+    def stop_below(self) -> float:
+        """The q under which a drafter stops; 0 where the draft length does not follow the draft's own doubt."""
+        return self.confidence if self.draft_length == "confidence" else 0.0
+
     def require_width(self) -> None:
         """Exact mode checks 1 + gamma rows in `width` rows. Raises ConfigError where they do not fit."""
         if self.gamma + 1 > self.width:

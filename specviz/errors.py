@@ -14,6 +14,9 @@ Anything else that is raised is a fault of ours and reaches the page as an id on
 
 from __future__ import annotations
 
+import logging
+import uuid
+
 __all__ = [
     "BusyError",
     "CacheNotCroppableError",
@@ -22,7 +25,10 @@ __all__ = [
     "SpecvizError",
     "TokenizerMismatchError",
     "TraceError",
+    "sentence_for",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 class SpecvizError(Exception):
@@ -51,3 +57,17 @@ class TraceError(SpecvizError):
 
 class BusyError(SpecvizError):
     """The engine is in use and the queue is full."""
+
+
+def sentence_for(error: BaseException, *, stays: str) -> str:
+    """A sentence fit to be shown: our own messages whole, running out of memory in plain words, anything else as an id.
+
+    What was not foreseen may hold paths or secrets: it goes to the log under that id. stays: what is not lost by it.
+    """
+    if isinstance(error, SpecvizError):
+        return str(error)
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return "This machine ran out of memory. Choose a smaller pair, fewer tokens or a shorter prompt."
+    mark = uuid.uuid4().hex[:8]
+    _log.error("failure %s", mark, exc_info=error)
+    return f"Something failed inside specviz. {stays} The log has the details under {mark}."

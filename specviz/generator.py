@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import operator
 import resource
 import secrets
@@ -24,7 +23,7 @@ from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.length import BestLength, DraftLength, FixedLength, HeuristicLength
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import METHODS, Method, get_method
-from specviz.errors import ConfigError, SpecvizError
+from specviz.errors import ConfigError, sentence_for
 from specviz.events import (
     DraftedToken,
     EmittedToken,
@@ -48,8 +47,6 @@ from specviz.sampling import uniform_generator
 from specviz.verify import verify_greedy, verify_likely, verify_sampling
 
 __all__ = ["SpeculativeGenerator", "command_line"]
-
-_log = logging.getLogger(__name__)
 
 _PLAIN: dict[str, Any] = {
     "method": "plain",
@@ -287,14 +284,14 @@ class _Run:
             try:
                 prefill = self._prefill()
             except Exception as error:
-                yield self._finish("error", _explain(error))
+                yield self._finish("error", sentence_for(error, stays="What is there stays."))
                 return
             yield prefill
             while reason is None:
                 try:
                     step, reason = self._step()
                 except Exception as error:
-                    reason, message = "error", _explain(error)
+                    reason, message = "error", sentence_for(error, stays="What is there stays.")
                     break
                 yield step
             yield self._finish(reason, message or self._reason_in_words(reason))
@@ -611,17 +608,6 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The run's settings as flat plain data."""
     flat = asdict(config)
     return flat.pop("sampling") | flat.pop("options") | flat | {"stop": list(config.stop)}
-
-
-def _explain(error: Exception) -> str:
-    """A sentence for the visitor. What we did not foresee goes to the log under an id, with nothing of it shown."""
-    if isinstance(error, SpecvizError):
-        return str(error)
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-        return "This machine ran out of memory. Choose a smaller pair, fewer tokens or a shorter prompt."
-    mark = uuid.uuid4().hex[:8]
-    _log.exception("run failed, id %s", mark)
-    return f"Something failed inside specviz. What is there stays. The log has the details under {mark}."
 
 
 def _peak_resident_bytes() -> int:

@@ -46,6 +46,7 @@ from fakes import (
 )
 
 import specviz.drafters.model
+import specviz.errors
 import specviz.generator
 from specviz.config import RunConfig
 from specviz.drafters import registry
@@ -111,7 +112,7 @@ def live_caches(monkeypatch) -> Iterator[Callable[[], int]]:
 
     monkeypatch.setattr(specviz.generator, "Session", Watched)
     monkeypatch.setattr(specviz.drafters.model, "Session", Watched)
-    monkeypatch.setattr(specviz.generator._log, "filters", [_without_traceback])
+    monkeypatch.setattr(specviz.errors._log, "filters", [_without_traceback])
     yield num_alive
     if any(ref() for ref in caches):
         gc.collect()

@@ -8,9 +8,10 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specviz.errors import ConfigError
+from specviz.progress import Line
 
 if TYPE_CHECKING:
     from specviz.bench.runner import Entry, Score
@@ -20,14 +21,6 @@ __all__ = ["add_bench_command"]
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "bench" / "prompts.jsonl"
 METHODS = "plain,prompt-lookup,cascade,quantized-copy"
 PEERS = "plain,prompt-lookup"
-
-
-class Line(Protocol):
-    """A progress line: told messages with the part done, and closed."""
-
-    def __call__(self, message: str, fraction: float | None) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:

@@ -84,8 +84,9 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
         vocab_size, limit = loaded.vocab_size, config.max_new_tokens
-        stop = config.confidence if config.draft_length == "confidence" else 0.0
-        return ModelDrafter(name, model, vocab_size=vocab_size, max_new_tokens=limit, stop_below=stop), info
+        return ModelDrafter(
+            name, model, vocab_size=vocab_size, max_new_tokens=limit, stop_below=config.stop_below
+        ), info
 
     return build
 
@@ -96,8 +97,7 @@ def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
 
 def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     table, info, notes = load_for(loaded)
-    stop = config.confidence if config.draft_length == "confidence" else 0.0
-    return NgramTableDrafter(table, **config.options, stop_below=stop, notes=notes), info
+    return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
 
 
 _CASCADE_OPTIONS = (FALLBACK, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
@@ -131,9 +131,10 @@ def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
 def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
     num_layers = decoder_for(loaded.target).num_layers
     exit_layer = read_exit_layer(config.options.get(EXIT_LAYER.name, EXIT_LAYER.default), num_layers)
-    stop = config.confidence if config.draft_length == "confidence" else 0.0
     vocab_size, eos_ids = loaded.vocab_size, loaded.eos_ids
-    return EarlyExitDrafter(exit_layer, num_layers, vocab_size=vocab_size, eos_ids=eos_ids, stop_below=stop), None
+    return EarlyExitDrafter(
+        exit_layer, num_layers, vocab_size=vocab_size, eos_ids=eos_ids, stop_below=config.stop_below
+    ), None
 
 
 def _tree(config: RunConfig) -> Tree:

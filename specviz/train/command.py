@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from specviz.progress import Line
 
 __all__ = ["add_train_command"]
-
-
-class Line(Protocol):
-    """A progress line: told messages with the part done, and closed."""
-
-    def __call__(self, message: str, fraction: float | None) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:

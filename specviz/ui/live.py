@@ -6,8 +6,10 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from specviz.baseline import explain_difference
 from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
 from specviz.events import Event, RunFinished, RunStarted, StepDone
@@ -143,10 +145,8 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
         run.plain = plain
         if base.same_text is False:
             yield encoder.status("The text differs from plain decoding at one row a pass. Looking at where and why.")
-            started = run.events[0]
-            exact = isinstance(started, RunStarted) and started.width > 0
-            again = list(stoppable(engine.stream_equal_width(run.settings.prompt, config), stopped)) if exact else []
-            base = base.explained(run.events, engine.logit_gap(base.ids_to_difference(run.events)), again)
+            watched = partial(stoppable, stopped=stopped)
+            base = explain_difference(engine, run.settings.prompt, config, run.events, base, watched)
         yield encoder.encode_plain(base, status=status)
     elif isinstance(end, RunFinished) and end.reason == "error":
         yield encoder.error(end.message)

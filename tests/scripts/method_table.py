@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specviz import RunConfig, SamplingParams, SpeculativeGenerator, fold, load_pair
+from specviz.baseline import explain_difference
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import SpecvizError
 from specviz.metrics import Baseline, Counters
@@ -60,10 +61,8 @@ def _row(generator: SpeculativeGenerator, name: str, prompts: list[str], tempera
         rate = fold(events).decode_tokens_per_s
         assert baseline is not None and baseline.tokens_per_s and rate, events[-1]
         ratios.append(rate / baseline.tokens_per_s)
-        same = baseline.same_text
-        if same is False and events[0].width:  # an exact run equals plain decoding at its own width
-            same = baseline.explained(events, 0.0, list(generator.stream_equal_width(prompt, config))).width_same
-        equal += bool(same)
+        baseline = explain_difference(generator, prompt, config, events, baseline)
+        equal += bool(baseline.same_text or baseline.width_same)  # an exact run equals plain decoding at its own width
         words.add(events[0].exactness)
         for event in events:
             total.update(event)
