@@ -264,8 +264,9 @@ class _Run:
         self.rng = uniform_generator(config.sampling.seed or 0)
         self.length = length
         hidden = Need.HIDDEN in drafter.needs
+        taps: Sequence[int] | None = getattr(drafter, "taps", None) if Need.STATES in drafter.needs else None
         capacity = len(self.context) + limit
-        self.session = Session(loaded.target, capacity=capacity, width=started.width, keep_hidden=hidden)
+        self.session = Session(loaded.target, capacity=capacity, width=started.width, keep_hidden=hidden, taps=taps)
         self.detokenizer = Detokenizer(loaded.tokenizer)
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []
@@ -305,7 +306,7 @@ class _Run:
         self.clock.start()
         if len(self.context) > 1:
             self.session.extend(self.context[:-1])
-        self.drafter.reset(self.context)
+        self.drafter.reset(self.context, self.session)
         self.prefill_s = self.clock.lap()
         return PrefillDone(len(self.context), self.prefill_s)
 

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from specviz.config import SamplingParams
 
-__all__ = ["choose", "coin", "draw", "own_probability", "penalise", "probabilities", "residual", "uniform_generator"]
+__all__ = [
+    "choose",
+    "coin",
+    "draw",
+    "own_probability",
+    "penalise",
+    "probabilities",
+    "residual",
+    "spread",
+    "uniform_generator",
+]
 
 
 def uniform_generator(seed: int) -> torch.Generator:
@@ -90,6 +100,20 @@ def draw(probs: Tensor, rng: torch.Generator) -> int:
     if index >= probs.shape[-1] or probs[index] <= 0:  # the product was rounded up to the total
         index = int(torch.nonzero(probs)[-1])
     return index
+
+
+def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+    """[vocab_size] logits of a draft in at least float32, minus infinity where it has none.
+
+    Args:
+        logits: [v]. ids: [v] int64, which tokens they belong to; None for 0 to v - 1.
+    """
+    own = logits.cpu() if logits.dtype == torch.float64 else logits.cpu().float()
+    if ids is None:
+        own = own[:vocab_size]
+        missing = vocab_size - own.shape[-1]
+        return torch.nn.functional.pad(own, (0, missing), value=float("-inf")) if missing > 0 else own
+    return own.new_full((vocab_size,), float("-inf")).index_copy_(0, ids, own)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import fold
 from specviz.models.loader import LoadedPair
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 __all__ = [
@@ -145,7 +146,7 @@ class BadDrafter:
         if where == self.where and self.calls == self.at:
             raise self.error
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self._enter("reset")
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

@@ -31,7 +31,7 @@ def _drafts_of_the_tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The pair `tiny` of fakes.py finds an n-gram table over its 260 ids beside the drafts that come with specviz."""
     from checks_table import tiny_table
 
-    from specviz.drafters import stored
+    from specviz.models import stored
 
     folder = tmp_path_factory.mktemp("drafts")
     for pair in stored.ASSETS.iterdir():
@@ -47,7 +47,7 @@ def table_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     """Gives the pair `tiny` a table over another number of ids, for this test."""
     from checks_table import tiny_table
 
-    from specviz.drafters import stored
+    from specviz.models import stored
 
     def give(vocab: int) -> None:
         tiny_table(vocab).save(tmp_path / "drafts" / "tiny" / "ngram-table" / "table.safetensors")

@@ -21,6 +21,7 @@ from specviz.events import ModelInfo
 from specviz.generator import SpeculativeGenerator
 from specviz.models.catalog import ModelPair, WeightSource
 from specviz.models.loader import LoadedPair
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 BOS, START, END, THINK = "<|bos|>", "<|im_start|>", "<|im_end|>", "<think>"
@@ -121,7 +122,7 @@ class ScriptDrafter:
         self.script = script
         self.outcomes: list[Outcome] = []
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.outcomes.clear()
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

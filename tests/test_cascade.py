@@ -20,6 +20,7 @@ from specviz.drafters.ngram_table import NgramTableDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
 from specviz.errors import ConfigError
 from specviz.events import RunStarted
+from specviz.models.session import Session
 from specviz.proposal import Proposal, Verdict
 from specviz.sampling import uniform_generator
 
@@ -36,7 +37,7 @@ class Named(ScriptDrafter):
         self.name = name
         self.diary: list[str] = []
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         super().reset(prompt_ids)
         self.diary.append("reset")
 

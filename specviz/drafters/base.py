@@ -24,6 +24,7 @@ class Need(Enum):
     SAME_TOKENIZER = "a draft that reads the target's tokens"
     HIDDEN = "the target's hidden states"
     TREE = "a target that takes an attention mask of its own"
+    STATES = "the target's states of every token, of several layers"
     LAYERS = "a target that runs layer by layer"
     TRAINED = "a draft made beforehand for this pair's target, by `python -m specviz train`"
 
@@ -66,7 +67,7 @@ class Drafter(Protocol):
     """One method of drafting, for one run.
 
     name: as in the registry. num_bytes: memory of the drafter's own caches. A drafter may also have `notes`, sentences
-    about the run for its RunStarted.
+    about the run for its RunStarted; one with Need.STATES has `taps`, after how many layers it wants the states.
     """
 
     name: str
@@ -75,8 +76,12 @@ class Drafter(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a run. Reading the prompt belongs here: its time is prefill."""
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
+        """Begin a run. Reading the prompt belongs here: its time is prefill.
+
+        Args:
+            target: the run's own session, the prompt but for its last token in it; None where a test runs without one.
+        """
         ...
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

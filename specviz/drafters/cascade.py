@@ -15,6 +15,7 @@ import torch
 from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.options import Option
 from specviz.events import DraftNote
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 __all__ = ["FALLBACK", "MIN_MATCH", "TABLE_MATCH", "CascadeDrafter"]
@@ -52,9 +53,9 @@ class CascadeDrafter:
     def num_bytes(self) -> int:
         return sum(drafter.num_bytes for drafter in self._drafters)
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         for drafter in self._drafters:
-            drafter.reset(prompt_ids)
+            drafter.reset(prompt_ids, target)
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
         for drafter in self._drafters:

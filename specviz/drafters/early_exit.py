@@ -21,6 +21,7 @@ from specviz.drafters.options import Option
 from specviz.errors import ConfigError
 from specviz.events import DraftNote
 from specviz.models.decoder import LeanDecoder, decoder_for
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, probabilities
 
@@ -99,7 +100,7 @@ class EarlyExitDrafter:
         words = f"{_span(1, exit_layer)} drafted, {_span(exit_layer + 1, num_layers)} checked"
         self._note = DraftNote("layers", words, {"exit_layer": exit_layer, "num_layers": num_layers})
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         pass
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

@@ -15,6 +15,7 @@ import torch
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.options import Option
 from specviz.events import DraftNote
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 __all__ = ["LOOKAHEAD_OPTIONS", "JacobiDrafter", "LookaheadDrafter", "NgramPool"]
@@ -125,7 +126,7 @@ class LookaheadDrafter:
         self._asked: list[int] | None = None  # ids of the scored rows of the pass under way
         self._root = 0
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
         self._filler = _Filler(prompt_ids)
         self._prompt_len = len(prompt_ids)
@@ -246,7 +247,7 @@ class JacobiDrafter:
         self._filler = _Filler(())
         self._guesses: list[int] = []
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self._filler = _Filler(prompt_ids)
         self._guesses = []
 

@@ -2,7 +2,8 @@
 
 The hidden state h of the last token in the cache is what the target chose the last committed token by. Head k guesses
 the token k places behind that one: logits = output layer of (h + SiLU(W h + b)), one such block or several in a row.
-The output layer is the target's own; only the blocks belong to a head. Guesses are point masses: chosen, not drawn.
+The output layer is the target's own, unless heads that others trained bring their own (`specviz.drafters.foreign`).
+Guesses are point masses: chosen, not drawn.
 
 Source: Cai et al. (2024), Medusa, arXiv 2401.10774, section 2.1. There a tree's nodes are verified together under one
 mask; here too. Without trained heads the blocks add nothing, so every head says what the target itself just said.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,131 +23,40 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from specviz.drafters.base import DraftContext, Need, Outcome
-from specviz.drafters.options import Option
-from specviz.drafters.stored import draft_folder
+from specviz.drafters.tree import Tree
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import DraftNote
 from specviz.models.decoder import Decoder
 from specviz.models.loader import LoadedPair
+from specviz.models.session import Session
+from specviz.models.stored import draft_folder
 from specviz.proposal import Proposal
 from specviz.sampling import penalise
 
 __all__ = [
-    "MAX_RANK",
+    "MANIFEST",
     "MAX_SHARD_BYTES",
-    "MAX_TREE_NODES",
-    "TREE",
     "UNTRAINED_HEADS",
     "Heads",
     "MedusaDrafter",
-    "Tree",
+    "build_heads",
+    "check_sizes",
     "find_heads",
     "load_heads",
     "medusa_refusal",
-    "parse_tree",
     "save_heads",
     "untrained_heads",
 ]
-
-TREE = Option("tree", "chain", "chain, or children per level such as 4,2,1, or paths of ranks such as paths:0/1/00/01")
-
-MAX_RANK = 10
-"""Guesses taken from one head. A path names them by one digit each."""
-
-MAX_TREE_NODES = 64
-"""On a processor every node is a row of the target's pass, and 64 rows cost several plain passes already."""
 
 UNTRAINED_HEADS = 4
 LAYOUT = "specviz-medusa-1"
 MANIFEST = "heads.json"
 MAX_SHARD_BYTES = 9_000_000
-_BLOCK = re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.(weight|bias)")
+_NAME = re.compile(r"heads\.\d+\.(blocks\.\d+\.(weight|bias)|output)")
 _OLD = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.(linear\.)?(weight|bias)")
-
-
-# --- trees --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The shape of a draft. Each path is a node: the rank of its guess at every level from the root downwards.
-
-    paths: parents before children, siblings by rank.
-    """
-
-    paths: tuple[tuple[int, ...], ...]
-
-    @property
-    def depth(self) -> int:
-        return max((len(path) for path in self.paths), default=0)
-
-    @property
-    def is_chain(self) -> bool:
-        return len(self.paths) == self.depth
-
-    def cut(self, depth: int, rank: int = MAX_RANK) -> Tree:
-        """Without the nodes below level `depth` and without those that take a guess of rank `rank` or worse."""
-        return Tree(tuple(path for path in self.paths if len(path) <= depth and max(path) < rank))
-
-    def parents(self) -> tuple[int, ...]:
-        """[n] index of each node's parent, -1 for the root."""
-        index = {path: node for node, path in enumerate(self.paths)} | {(): -1}
-        return tuple(index[path[:-1]] for path in self.paths)
-
-    def levels(self) -> list[int]:
-        """Nodes on each level."""
-        return [sum(len(path) == level for path in self.paths) for level in range(1, self.depth + 1)]
-
-
-def parse_tree(spec: str, max_depth: int = 15) -> Tree:
-    """The tree that a setting means.
-
-    Args:
-        spec: "chain"; or children per node, level by level, as in "4,2,1"; or "paths:" and one path a node, its guesses
-            by rank from 0, as in "paths:0/1/00/01" (two guesses, and two behind the better one).
-        max_depth: of a chain.
-    Raises:
-        ConfigError: another form, a rank of MAX_RANK or more, more than MAX_TREE_NODES nodes, a path without its
-        beginning, a path named twice.
-    """
-    text = spec.strip().lower()
-    if text == "chain":
-        return Tree(tuple((0,) * level for level in range(1, max_depth + 1)))
-    if text.startswith("paths:"):
-        return _tree_of_paths(re.split(r"[\s/]+", text.removeprefix("paths:").strip(" /")))
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"\d{1,2}", word) and 1 <= int(word) <= MAX_RANK for word in words):
-        raise ConfigError(
-            f"tree must be chain, or children per level from 1 to {MAX_RANK} such as 4,2,1, or paths of ranks such as "
-            f"paths:0/1/00/01; got {spec[:40]!r}."
-        )
-    paths: list[tuple[int, ...]] = []
-    level: list[tuple[int, ...]] = [()]
-    for word in words:
-        level = [(*path, rank) for path in level for rank in range(int(word))]
-        paths += level
-        if len(paths) > MAX_TREE_NODES:
-            raise ConfigError(f"tree may have 1 to {MAX_TREE_NODES} nodes; {spec[:40]!r} has more.")
-    return Tree(tuple(paths))
-
-
-def _tree_of_paths(words: Sequence[str]) -> Tree:
-    if not all(re.fullmatch(r"[0-9]+", word) for word in words):
-        given = "/".join(words)[:60]
-        raise ConfigError(f"tree takes paths of ranks from 0 to {MAX_RANK - 1}, such as 01; got {given!r}.")
-    paths = sorted((tuple(int(rank) for rank in word) for word in words), key=lambda path: (len(path), path))
-    if len(paths) > MAX_TREE_NODES:
-        raise ConfigError(f"tree may have 1 to {MAX_TREE_NODES} nodes; got {len(paths)}.")
-    for path in paths:
-        name = "".join(map(str, path))
-        if paths.count(path) > 1:
-            raise ConfigError(f"tree names the path {name} twice.")
-        if len(path) > 1 and path[:-1] not in paths:
-            raise ConfigError(f"tree has the path {name} without its beginning {name[:-1]}. Name every node.")
-    return Tree(tuple(paths))
 
 
 # --- heads --------------------------------------------------------------------------------------------------------
@@ -157,6 +68,7 @@ class Heads:
 
     weights: per block in a row [heads, d_model, d_model]. biases: likewise [heads, d_model].
     trained: False for heads that add nothing. target_sha256: of the weights they were trained on; "" if untold.
+    outputs: per head [vocab, d_model], its own output layer; empty where all share the target's.
     """
 
     weights: tuple[Tensor, ...]
@@ -164,6 +76,7 @@ class Heads:
     num_heads: int
     trained: bool = True
     target_sha256: str = ""
+    outputs: tuple[Tensor, ...] = ()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[d_model] hidden state to [heads, d_model], what each head hands to the output layer."""
@@ -172,14 +85,24 @@ class Heads:
             states = states + silu(torch.baddbmm(bias[:, None], states[:, None], weight.mT)[:, 0])
         return states
 
+    def project(self, states: Tensor, decoder: Decoder) -> Tensor:
+        """[rows, d_model], what the first heads hand over, to [rows, vocab] logits."""
+        if not self.outputs:
+            return decoder.project(states)
+        return torch.stack([linear(*pair) for pair in zip(states, self.outputs, strict=False)])
+
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.weights, *self.biases))
+        return sum(tensor.nbytes for tensor in (*self.weights, *self.biases, *self.outputs))
 
 
 def untrained_heads(num_heads: int = UNTRAINED_HEADS) -> Heads:
     """Heads whose blocks add nothing: each says what the target said."""
     return Heads((), (), num_heads, trained=False)
+
+
+_held: weakref.WeakKeyDictionary[Any, tuple[Any, Heads]] = weakref.WeakKeyDictionary()
+"""By target, freed with it: heads with output layers of their own take longer to read than a short run lasts."""
 
 
 def find_heads(loaded: LoadedPair) -> tuple[Heads, tuple[str, ...]]:
@@ -197,7 +120,12 @@ def find_heads(loaded: LoadedPair) -> tuple[Heads, tuple[str, ...]]:
     weight = loaded.target.get_output_embeddings().weight
     hidden_size = int(loaded.target.config.get_text_config(decoder=True).hidden_size)
     sizes = {"hidden_size": hidden_size, "vocab_size": int(weight.shape[0])}
-    heads = load_heads(folder, **sizes, dtype=loaded.dtype, device=loaded.device)
+    found = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(folder.iterdir())]
+    key = (folder, found, loaded.dtype)
+    held_key, heads = _held.get(loaded.target, (None, None))
+    if heads is None or held_key != key:
+        heads = load_heads(folder, **sizes, dtype=loaded.dtype, device=loaded.device)
+        _held[loaded.target] = (key, heads)
     ours, theirs = loaded.target_info.sha256, heads.target_sha256
     if ours and theirs and ours != theirs:
         return heads, (
@@ -207,26 +135,44 @@ def find_heads(loaded: LoadedPair) -> tuple[Heads, tuple[str, ...]]:
     return heads, ()
 
 
-def save_heads(folder: Path, heads: Heads, *, hidden_size: int, vocab_size: int, target: str = "") -> list[Path]:
-    """Write heads as safetensors of at most MAX_SHARD_BYTES a file, and a manifest.
+def save_heads(
+    folder: Path,
+    heads: Heads,
+    *,
+    hidden_size: int,
+    vocab_size: int,
+    target: str = "",
+    max_bytes: int | None = MAX_SHARD_BYTES,
+) -> list[Path]:
+    """Write heads as safetensors, and a manifest.
 
+    Args:
+        target: the name of the model they were trained on.
+        max_bytes: of a file; None for one file a head, however large: for the user's own disk, not for what we ship.
     Raises:
-        ConfigError: a single block is larger than a file may be.
+        ConfigError: a single block or output layer is larger than a file may be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[dict[str, Tensor]] = []
     size = 0
     for head in range(heads.num_heads):
-        for block, (weight, bias) in enumerate(zip(heads.weights, heads.biases, strict=True)):
-            prefix = f"heads.{head + 1}.blocks.{block + 1}"
-            part = {f"{prefix}.weight": weight[head].contiguous(), f"{prefix}.bias": bias[head].contiguous()}
+        name = f"heads.{head + 1}"
+        parts = [
+            {f"{name}.blocks.{block}.weight": weight[head], f"{name}.blocks.{block}.bias": bias[head]}
+            for block, (weight, bias) in enumerate(zip(heads.weights, heads.biases, strict=True), start=1)
+        ]
+        parts += [{f"{name}.output": output} for output in heads.outputs[head : head + 1]]
+        if max_bytes is None:
+            shards.append({})
+        for part in parts:
             num_bytes = sum(tensor.nbytes for tensor in part.values()) + 1024  # the header's share, rounded up
-            if num_bytes > MAX_SHARD_BYTES:
-                raise ConfigError(f"A block of {num_bytes} bytes is larger than a file of {MAX_SHARD_BYTES} may be.")
-            if size + num_bytes > MAX_SHARD_BYTES:
-                shards.append({})
-                size = 0
-            shards[-1] |= part
+            if max_bytes is not None:
+                if num_bytes > max_bytes:
+                    raise ConfigError(f"A block of {num_bytes} bytes is larger than a file of {max_bytes} may be.")
+                if not shards or size + num_bytes > max_bytes:
+                    shards.append({})
+                    size = 0
+            shards[-1] |= {key: tensor.contiguous() for key, tensor in part.items()}
             size += num_bytes
     names = [f"heads-{number:02d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
@@ -261,35 +207,55 @@ def load_heads(
         ModelLoadError: no heads there, another layout, another size, a tensor that is missing or damaged. Named.
     """
     manifest = _manifest(folder)
-    for name, theirs, ours in (
-        ("hidden size", manifest.get("hidden_size"), hidden_size),
-        ("vocabulary", manifest.get("vocab_size"), vocab_size),
-    ):
-        if theirs != ours:
+    check_sizes((manifest.get("hidden_size"), manifest.get("vocab_size")), (hidden_size, vocab_size))
+    counts = manifest.get("num_heads"), manifest.get("num_blocks")
+    heads = build_heads(_tensors(folder, manifest), *counts, hidden_size=hidden_size, vocab_size=vocab_size)
+    return Heads(
+        tuple(weight.to(device, dtype) for weight in heads.weights),
+        tuple(bias.to(device, dtype) for bias in heads.biases),
+        heads.num_heads,
+        target_sha256=str(manifest.get("target_sha256") or ""),
+        outputs=tuple(output.to(device, dtype, copy=True) for output in heads.outputs),  # out of the mapped file
+    )
+
+
+def check_sizes(theirs: tuple[Any, Any], ours: tuple[int, int]) -> None:
+    """Raises ModelLoadError where heads made for one (hidden size, vocabulary) meet a target of another."""
+    for name, found, needed in zip(("hidden size", "vocabulary"), theirs, ours, strict=True):
+        if found != needed:
             raise ModelLoadError(
-                f"The Medusa heads were made for a target with {name} {theirs}, and this one has "
-                f"{ours}. Heads fit the one model they were trained on."
+                f"The Medusa heads were made for a target with {name} {found}, and this one has "
+                f"{needed}. Heads fit the one model they were trained on."
             )
-    num_heads, num_blocks = manifest.get("num_heads"), manifest.get("num_blocks")
+
+
+def build_heads(
+    tensors: Mapping[str, Tensor], num_heads: Any, num_blocks: Any, *, hidden_size: int, vocab_size: int
+) -> Heads:
+    """Heads from tensors of this version's names, in the number format that these have.
+
+    Args:
+        tensors: `heads.1.blocks.1.weight` and `.bias`, ...; `heads.1.output`, ... where heads have output layers.
+    Raises:
+        ModelLoadError: numbers out of range, a tensor that is missing, too many or of another shape. Named.
+    """
     if not (type(num_heads) is int and type(num_blocks) is int and 1 <= num_heads <= 15 and 0 <= num_blocks <= 8):
         raise ModelLoadError(
-            f"The Medusa heads should be 1 to 15 heads of 0 to 8 blocks; their manifest says "
-            f"{num_heads!r:.20} of {num_blocks!r:.20}."
+            f"The Medusa heads should be 1 to 15 heads of 0 to 8 blocks; found are {num_heads!r:.20} of "
+            f"{num_blocks!r:.20}."
         )
-    tensors = _tensors(folder, manifest)
-    weights, biases = [], []
+    left = dict(tensors)
+    numbers = range(1, num_heads + 1)
+    weights, biases, outputs = [], [], []
     for block in range(1, num_blocks + 1):
-        keys = [f"heads.{head}.blocks.{block}" for head in range(1, num_heads + 1)]
-        weights.append(torch.stack([_take(tensors, f"{key}.weight", (hidden_size, hidden_size)) for key in keys]))
-        biases.append(torch.stack([_take(tensors, f"{key}.bias", (hidden_size,)) for key in keys]))
-    if tensors:
-        raise ModelLoadError(f"The Medusa heads hold a tensor that nothing reads: {sorted(tensors)[0][:80]!r}.")
-    return Heads(
-        tuple(weight.to(device, dtype) for weight in weights),
-        tuple(bias.to(device, dtype) for bias in biases),
-        num_heads,
-        target_sha256=str(manifest.get("target_sha256") or ""),
-    )
+        keys = [f"heads.{head}.blocks.{block}" for head in numbers]
+        weights.append(torch.stack([_take(left, f"{key}.weight", (hidden_size, hidden_size)) for key in keys]))
+        biases.append(torch.stack([_take(left, f"{key}.bias", (hidden_size,)) for key in keys]))
+    if "heads.1.output" in left:
+        outputs = [_take(left, f"heads.{head}.output", (vocab_size, hidden_size)) for head in numbers]
+    if left:
+        raise ModelLoadError(f"The Medusa heads hold a tensor that nothing reads: {sorted(left)[0][:80]!r}.")
+    return Heads(tuple(weights), tuple(biases), num_heads, outputs=tuple(outputs))
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:
@@ -298,7 +264,7 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     except FileNotFoundError as error:
         raise ModelLoadError(
             f"There are no Medusa heads of the layout {LAYOUT}: {MANIFEST} is missing. "
-            "Heads in the layouts of other projects are not read."
+            "`python -m specviz train import` takes over heads of other projects."
         ) from error
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"The Medusa heads are damaged: {MANIFEST} is not JSON.") from error
@@ -324,10 +290,10 @@ def _tensors(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     for key in tensors:
         if _OLD.fullmatch(key):
             raise ModelLoadError(
-                f"The Medusa heads hold {key!r}, a name of the authors' layout with an output layer "
-                f"for every head. This version reads {LAYOUT}, where heads share the target's."
+                f"The Medusa heads hold {key!r}, a name of the authors' layout. "
+                "`python -m specviz train import` takes over heads of that kind."
             )
-        if not _BLOCK.fullmatch(key):
+        if not _NAME.fullmatch(key):
             raise ModelLoadError(f"The Medusa heads hold a tensor of unknown name: {key[:80]!r}.")
     return tensors
 
@@ -384,7 +350,7 @@ class MedusaDrafter:
                 f"to {heads.num_heads} levels.",
             )
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         pass
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
@@ -395,7 +361,7 @@ class MedusaDrafter:
             return Proposal.empty(self._note([], "the vocabulary is smaller than the ranks asked for"))
         with torch.inference_mode():
             states = self._heads(context.hidden)[: tree.depth]
-            logits = self._decoder.project(states)[:, : self._vocab_size].cpu()
+            logits = self._heads.project(states, self._decoder)[:, : self._vocab_size].cpu()
             logits = logits if logits.dtype == torch.float64 else logits.float()
             penalty = context.sampling.repetition_penalty
             if penalty != 1.0:

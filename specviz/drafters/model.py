@@ -16,7 +16,7 @@ from specviz.events import DraftNote
 from specviz.models.cache import check_croppable
 from specviz.models.session import Session
 from specviz.proposal import Proposal
-from specviz.sampling import choose, draw, own_probability, probabilities
+from specviz.sampling import choose, draw, own_probability, probabilities, spread
 
 __all__ = ["ModelDrafter"]
 
@@ -44,6 +44,7 @@ class ModelDrafter:
         self.name = name
         self._model = model
         self._vocab_size = vocab_size
+        self._output_ids: Tensor | None = getattr(model, "output_ids", None)  # of a trained draft, see models.trunk
         self._max_new_tokens = max_new_tokens
         self._stop_below = stop_below
         config = model.config.get_text_config(decoder=True)
@@ -56,7 +57,7 @@ class ModelDrafter:
     def num_bytes(self) -> int:
         return self._session.num_bytes if self._session else 0
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
         capacity = min(len(prompt_ids) + self._max_new_tokens, self._max_context)
         self._session = Session(self._model, capacity=capacity)
@@ -132,8 +133,4 @@ class ModelDrafter:
 
     def _aligned(self, logits: Tensor) -> Tensor:
         """[vocab] logits over the ids the tokenizer knows: padding rows cut off, missing rows never drawn."""
-        logits = logits[: self._vocab_size].cpu()
-        if logits.dtype != torch.float64:
-            logits = logits.float()
-        missing = self._vocab_size - logits.shape[-1]
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
+        return spread(logits, self._output_ids, self._vocab_size)

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.options import Option
-from specviz.drafters.stored import draft_folder
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import DraftNote, ModelInfo
 from specviz.models.loader import LoadedPair
+from specviz.models.session import Session
+from specviz.models.stored import draft_folder
 from specviz.proposal import Proposal
 
 __all__ = [
@@ -255,7 +256,7 @@ class NgramTableDrafter:
         self._min_count = min_count
         self._stop_below = stop_below
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         pass
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 __all__ = ["PlainDrafter"]
@@ -19,7 +20,7 @@ class PlainDrafter:
     needs: frozenset[Need] = frozenset()
     num_bytes = 0
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         pass
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:

@@ -11,6 +11,7 @@ import torch
 
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.events import DraftNote
+from specviz.models.session import Session
 from specviz.proposal import Proposal
 
 __all__ = ["LONGEST_NGRAM", "PromptLookupDrafter"]
@@ -31,7 +32,7 @@ class PromptLookupDrafter:
         self._places: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token behind its latest occurrence
         self._indexed = 0
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self._places.clear()
         self._indexed = 0
         self._index(prompt_ids)

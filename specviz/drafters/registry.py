@@ -9,19 +9,22 @@ from specviz.config import RunConfig
 from specviz.drafters.base import Drafter, Need
 from specviz.drafters.cascade import FALLBACK, MIN_MATCH, TABLE_MATCH, CascadeDrafter
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
+from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
-from specviz.drafters.medusa import TREE, MedusaDrafter, Tree, find_heads, medusa_refusal, parse_tree
+from specviz.drafters.medusa import MedusaDrafter, find_heads, medusa_refusal
 from specviz.drafters.model import ModelDrafter
 from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
-from specviz.drafters.stored import draft_folder
+from specviz.drafters.tree import TREE, Tree, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
 from specviz.models.catalog import ModelPair
-from specviz.models.decoder import decoder_for
+from specviz.models.decoder import LeanDecoder, decoder_for
 from specviz.models.loader import LoadedPair
+from specviz.models.stored import draft_folder
+from specviz.models.trunk import trunk_refusal
 
 __all__ = ["METHODS", "Method", "get_method", "names"]
 
@@ -57,16 +60,18 @@ class Method:
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
-        if Need.DRAFT in self.needs and loaded.pair.draft is None:
+        if Need.DRAFT in self.needs and not self.is_offered(loaded.pair):
             return (
-                f"The pair {loaded.pair.name} has no draft model of its own. "
-                "Choose quantized-copy, which drafts with a 4-bit copy of the target, or prompt-lookup."
+                f"The pair {loaded.pair.name} has no draft model of its own. `python -m specviz train student` makes "
+                "one; quantized-copy drafts with a copy of the target in fewer bits, and prompt-lookup needs no model."
             )
         if not self.is_offered(loaded.pair):
             return (
                 f"The pair {loaded.pair.name} has no draft made for {self.name}. "
                 "`python -m specviz train --help` says how to make one; prompt-lookup needs none."
             )
+        if Need.STATES in self.needs:
+            return trunk_refusal(loaded.target)
         if Need.LAYERS in self.needs:
             return early_exit_refusal(loaded.target)
         if Need.HIDDEN in self.needs:
@@ -77,7 +82,9 @@ class Method:
         """Whether the pair has what this method drafts with, as far as can be told before it is loaded."""
         if Need.TRAINED in self.needs and draft_folder(pair.name, self.name) is None:
             return False
-        return Need.DRAFT not in self.needs or pair.draft is not None
+        if Need.DRAFT in self.needs:
+            return pair.draft is not None or draft_folder(pair.name, self.name) is not None
+        return True
 
 
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
@@ -89,6 +96,22 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
         ), info
 
     return build
+
+
+def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
+    trained = loaded.trained_draft(FeatureDrafter.name, config.draft_quant)
+    parts, taps = read_parts(trained)
+    return FeatureDrafter(
+        LeanDecoder.of(trained.model),
+        parts,
+        trained.model.output_ids,
+        taps,
+        _tree(config),
+        vocab_size=loaded.vocab_size,
+        max_new_tokens=config.max_new_tokens,
+        stop_below=config.stop_below,
+        notes=trained.notes,
+    ), trained.info
 
 
 def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
@@ -214,6 +237,17 @@ METHODS: dict[str, Method] = {
             _is_chain,
         ),
         Method(
+            "feature",
+            "Feature head",
+            "One trained layer reads the target's hidden states and guesses on from them, as a chain or as a tree.",
+            "exact",
+            _feature,
+            FeatureDrafter.needs,
+            (TREE,),
+            _is_chain,
+            doubts=True,
+        ),
+        Method(
             "early-exit",
             "Early exit",
             "The target's own first layers draft, and checking goes on where they stopped.",
@@ -226,7 +260,7 @@ METHODS: dict[str, Method] = {
         Method(
             "quantized-copy",
             "Quantized copy of the target",
-            "The target's own weights, held in 4 bits, draft.",
+            "The target's own weights, held in fewer bits, draft.",
             "exact",
             _model_draft("quantized-copy", copy=True),
             frozenset({Need.SAME_TOKENIZER}),

@@ -69,7 +69,7 @@ class WeightSource:
 class ModelPair:
     """A target and what drafts for it. draft: None for a copy of the target itself.
 
-    draft_quant: how the draft is held unless asked otherwise, one of DRAFT_QUANTS.
+    draft_quant: how the draft is held unless asked otherwise: one of DRAFT_QUANTS, or auto for what is fastest.
     memory_gb: 10^9 bytes a run needs in bfloat16 with that draft, Python and its libraries included.
     """
 
@@ -77,7 +77,7 @@ class ModelPair:
     title: str
     target: WeightSource
     draft: WeightSource | None = None
-    draft_quant: str = "nf4"
+    draft_quant: str = "auto"
     memory_gb: float = 0.0
     summary: str = ""
 
@@ -121,7 +121,7 @@ def get_pair(name: str) -> ModelPair:
     return pair
 
 
-def custom_pair(target: str, draft: str | None = None, *, draft_quant: str = "nf4", local: bool = False) -> ModelPair:
+def custom_pair(target: str, draft: str | None = None, *, draft_quant: str = "auto", local: bool = False) -> ModelPair:
     """A pair that is not in the catalog, from ids of the Hub such as `owner/name` or `owner/name@revision`.
 
     local: take existing folders too. Only for words typed on this machine's own command line: a visitor of the page
@@ -130,7 +130,8 @@ def custom_pair(target: str, draft: str | None = None, *, draft_quant: str = "nf
     Raises:
         ConfigError: neither a Hub id nor, where allowed, a folder; or an unknown draft_quant.
     """
-    check_quant(draft_quant)
+    if draft_quant != "auto":
+        check_quant(draft_quant)
     sources = [_custom_source(text, local) for text in (target, draft) if text is not None]
     name = "--".join(
         re.sub(r"[^A-Za-z0-9._-]+", "--", f"{s.repo}@{s.revision}" if s.revision else s.repo) for s in sources
@@ -181,7 +182,8 @@ def _pair(name: str, entry: dict[str, Any]) -> ModelPair:
     fields = {key: value for key, value in entry.items() if key not in ("target", "draft")}
     draft = _source(entry["draft"]) if "draft" in entry else None
     pair = ModelPair(name=name, target=_source(entry["target"]), draft=draft, **fields)
-    check_quant(pair.draft_quant)
+    if pair.draft_quant != "auto":
+        check_quant(pair.draft_quant)
     return pair
 
 

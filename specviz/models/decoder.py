@@ -12,6 +12,8 @@ import inspect
 import logging
 import os
 import weakref
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -37,14 +39,24 @@ class Decoder(Protocol):
     device: torch.device
 
     def forward(
-        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: InPlaceCache,
+        *,
+        num_logits: int,
+        hidden: bool,
+        taps: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run `cache.open`ed rows and write their keys and values.
 
         Args:
             ids, positions: [rows] int64. seen: [rows, key_len] bool, what each row attends to.
+            taps: ascending, after how many layers to hand out the states as well, each less than all layers.
         Returns:
-            [num_logits, vocab] logits of the last rows, and [rows, d_model] last hidden states if asked for.
+            [num_logits, vocab] logits of the last rows; [rows, d_model] last hidden states if asked for; and
+            [rows, k, d_model] the states of the k taps, if there are any.
         """
         ...
 
@@ -54,6 +66,7 @@ class Decoder(Protocol):
 
 
 _decoders: weakref.WeakKeyDictionary[Any, Decoder] = weakref.WeakKeyDictionary()
+_lean: weakref.WeakKeyDictionary[Any, LeanDecoder] = weakref.WeakKeyDictionary()
 
 
 def decoder_for(model: Any) -> Decoder:
@@ -61,7 +74,7 @@ def decoder_for(model: Any) -> Decoder:
     found = _decoders.get(model)
     if found is None:
         lean = os.environ.get("SPECVIZ_LEAN", "1") != "0" and LeanDecoder.knows(model)
-        found = LeanDecoder(model) if lean else TransformersDecoder(model)
+        found = LeanDecoder.of(model) if lean else TransformersDecoder(model)
         _decoders[model] = found
     return found
 
@@ -82,8 +95,16 @@ class TransformersDecoder:
         self._can_keep = "logits_to_keep" in accepted
 
     def forward(
-        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: InPlaceCache,
+        *,
+        num_logits: int,
+        hidden: bool,
+        taps: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
             "position_ids": positions[None],
@@ -93,12 +114,17 @@ class TransformersDecoder:
         }
         if self._can_keep:
             arguments["logits_to_keep"] = num_logits
-        if hidden:
+        if hidden or taps:
             arguments["output_hidden_states"] = True
         model = self._model()
         assert model is not None, "the model has been released"
         output = model(**arguments)
-        return output.logits[0, -num_logits:], output.hidden_states[-1][0] if hidden else None
+        states = output.hidden_states
+        return (
+            output.logits[0, -num_logits:],
+            states[-1][0] if hidden else None,
+            torch.stack([states[tap][0] for tap in taps], 1) if taps else None,
+        )
 
     def project(self, states: Tensor) -> Tensor:
         model = self._model()
@@ -130,6 +156,14 @@ class LeanDecoder:
         self._cos = self._sin = torch.empty(0)
 
     @staticmethod
+    def of(model: Any) -> LeanDecoder:
+        """The model's lean decoder, the same one for every run; for callers that go layer by layer."""
+        found = _lean.get(model)
+        if found is None:
+            found = _lean[model] = LeanDecoder(model)
+        return found
+
+    @staticmethod
     def knows(model: Any) -> bool:
         """Whether the model is of the family and has nothing that the loop leaves out."""
         config = model.config
@@ -146,10 +180,23 @@ class LeanDecoder:
         return str(rope.get("rope_type", "default")) in ("default", "linear", "llama3", "yarn")
 
     def forward(
-        self, ids: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, *, num_logits: int, hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        states = self.run_layers(self.embed(ids), positions, seen, cache, 0, self.num_layers)
-        return self.finish(states, num_logits=num_logits, hidden=hidden)
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: InPlaceCache,
+        *,
+        num_logits: int,
+        hidden: bool,
+        taps: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        x = self.embed(ids)
+        tapped = []
+        for first, last in pairwise((0, *taps, self.num_layers)):
+            x = self.run_layers(x, positions, seen, cache, first, last)
+            tapped.append(x)
+        logits, last_states = self.finish(x, num_logits=num_logits, hidden=hidden)
+        return logits, last_states, torch.stack(tapped[:-1], 1) if taps else None
 
     def embed(self, ids: Tensor) -> Tensor:
         """[rows] ids to [rows, d_model]."""

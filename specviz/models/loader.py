@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from specviz.models.convert import Progress, quiet_libraries
 from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent
 from specviz.models.int8 import Int8Linear, quantize_int8
 from specviz.models.machine import fits, probe, set_threads
+from specviz.models.stored import draft_folder
+from specviz.models.trunk import load_trunk
 from specviz.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -33,11 +36,27 @@ DEFAULT_CONTEXT = 2048
 """Where a model's configuration names no longest context."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedDraft:
+    """A draft made by `specviz train` for one pair.
+
+    model: a trunk, see `specviz.models.trunk`. extra: tensors that stand beside it. about: its manifest.
+    notes: what a reader of its runs has to know.
+    """
+
+    model: Any
+    info: ModelInfo
+    extra: dict[str, torch.Tensor]
+    about: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(eq=False)
 class LoadedPair:
     """A pair in memory.
 
-    target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None until `load_draft`.
+    target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None until one is asked for.
+    draft_key: which draft that is, and how it is held.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -54,7 +73,8 @@ class LoadedPair:
     vocab_size: int
     draft: Any = None
     draft_info: ModelInfo | None = None
-    draft_is_copy: bool = False
+    draft_key: tuple[str, str] = ("", "")
+    draft_extra: TrainedDraft | None = None
     notes: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -68,9 +88,18 @@ class LoadedPair:
         """
         return load_draft(self, None if quant == "auto" else quant, copy=copy)
 
+    def trained_draft(self, method: str, quant: str = "auto") -> TrainedDraft:
+        """The draft that was trained for this pair and method, kept until another draft is asked for.
+
+        Raises:
+            ModelLoadError: there is none, or its files are damaged or made for a target of another size.
+        """
+        return load_trained(self, method, None if quant == "auto" else quant)
+
     def drop_draft(self) -> None:
         """Release the draft alone."""
-        self.draft = self.draft_info = None
+        self.draft = self.draft_info = self.draft_extra = None
+        self.draft_key = ("", "")
         _collect(self.device)
 
     def close(self) -> None:
@@ -117,7 +146,7 @@ def load_pair(
 
     report(f"Loading {pair.target.name}", None)
     folder = part_folder(pair, "target")
-    tokenizer = _guarded(pair.target, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
+    tokenizer = _guarded(pair.target.name, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
     run_dtype = getattr(torch, number_format)
     target = _load_model(pair.target, folder, run_dtype, place)
     loaded = LoadedPair(
@@ -158,24 +187,27 @@ def load_draft(
     import torch
     from transformers import AutoTokenizer
 
-    quant = check_quant(quant or loaded.pair.draft_quant)
+    if not copy and draft_folder(loaded.pair.name, "draft-model"):
+        trained = load_trained(loaded, "draft-model", quant, progress=progress)
+        return trained.model, trained.info
+    quant = held_as(quant or loaded.pair.draft_quant, loaded.device)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
         own = None if copy else loaded.pair.draft
-        same = loaded.draft_info is not None and loaded.draft_info.quantization == quant
-        if loaded.draft is not None and loaded.draft_info and same and loaded.draft_is_copy == (own is None):
+        key = ("own" if own else "copy", quant)
+        if loaded.draft is not None and loaded.draft_info and loaded.draft_key == key:
             return loaded.draft, loaded.draft_info
         source = own or loaded.pair.target
         folder = part_folder(loaded.pair, "draft" if own else "target")
         (progress or silent)(f"Loading the draft, {source.name} as {quant}", None)
         if own:
-            tokenizer = _guarded(source, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
+            tokenizer = _guarded(source.name, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
             check_same_vocabulary(loaded.tokenizer, tokenizer)
         loaded.drop_draft()
         if quant == "nf4":
             draft = _load_model(source, folder, loaded.dtype, loaded.device, _nf4(loaded.dtype))
-            _warm_up(draft, source)
+            _warm_up(draft, source.name)
         elif quant == "int8":
             draft = _load_int8(source, folder, loaded.dtype, loaded.device)
         elif own is None and getattr(torch, quant) == loaded.dtype:
@@ -184,8 +216,101 @@ def load_draft(
             draft = _load_model(source, folder, getattr(torch, quant), loaded.device)
         number_format = str(loaded.dtype).removeprefix("torch.") if quant in ("nf4", "int8") else quant
         loaded.draft, loaded.draft_info = draft, _info(source, folder, draft, number_format, quant)
-        loaded.draft_is_copy = own is None
+        loaded.draft_key = key
         return loaded.draft, loaded.draft_info
+
+
+def load_trained(
+    loaded: LoadedPair, method: str, quant: str | None = None, *, progress: Progress | None = None
+) -> TrainedDraft:
+    """The draft trained for a pair and method, see `LoadedPair.trained_draft`; kept in `loaded` like any draft.
+
+    Embedding and output layer are the target's; the layers, and the rows of the output layer, are held as `quant`.
+    """
+    quant = held_as(quant or "auto", loaded.device)
+    with loaded.lock:
+        if loaded.target is None:
+            raise ModelLoadError("This pair has been closed. Load it again.")
+        if loaded.draft_extra is not None and loaded.draft_key == (method, quant):
+            return loaded.draft_extra
+        folder = draft_folder(loaded.pair.name, method)
+        if folder is None:
+            raise ModelLoadError(
+                f"The pair {loaded.pair.name} has no draft trained for {method}. "
+                "`python -m specviz train --help` says how to make one."
+            )
+        (progress or silent)(f"Loading the trained draft as {quant}", None)
+        loaded.drop_draft()
+        model, extra, about = load_trunk(folder, loaded.target)
+        name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
+        num_params = _num_params(model)
+        _hold_trunk(model, quant, loaded, name)
+        info = ModelInfo(
+            name=name,
+            source=f"specviz train, for {loaded.pair.name}",
+            sha256=str(about.get("sha256", "")),
+            licence=loaded.pair.target.licence,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            quantization=quant,
+            num_params=num_params,
+            num_bytes=_num_bytes(model) - loaded.target.get_input_embeddings().weight.nbytes,
+        )
+        notes = ()
+        ours, theirs = loaded.target_info.sha256, str(about.get("target_sha256", ""))
+        if ours and theirs and ours != theirs:
+            notes = (
+                f"The draft was trained on other weights ({theirs[:8]}…) than this target's ({ours[:8]}…). "
+                "The text stays right; fewer drafts are accepted.",
+            )
+        trained = TrainedDraft(model, info, extra, about, notes)
+        loaded.draft, loaded.draft_info, loaded.draft_extra = model, info, trained
+        loaded.draft_key = (method, quant)
+        return trained
+
+
+def held_as(quant: str, device: torch.device) -> str:
+    """One of DRAFT_QUANTS; for "auto" the one that is fastest: int8 on a processor, nf4 on a GPU."""
+    if quant == "auto":
+        return "int8" if device.type == "cpu" else "nf4"
+    return check_quant(quant)
+
+
+def _hold_trunk(model: Any, quant: str, loaded: LoadedPair, name: str) -> None:
+    """Quantize a trunk in place. What it shares with the target stays as it is."""
+    import torch
+
+    if quant == "int8" and loaded.device.type == "cpu":
+        quantize_int8(model)
+    elif quant in ("nf4", "int8"):
+        _require_bitsandbytes(quant)
+        _quantize_linears(model.model.layers, quant, loaded)
+        _warm_up(model, name)
+    elif getattr(torch, quant) != loaded.dtype:
+        raise ModelLoadError(
+            f"A trained draft shares the target's embedding, so it is held in {loaded.dtype} as that is, or as nf4 or "
+            f"int8; {quant} was asked for."
+        )
+
+
+def _quantize_linears(layers: Any, quant: str, loaded: LoadedPair) -> None:
+    """Replace every linear layer by bitsandbytes' own of 4 or 8 bits."""
+    import bitsandbytes as bnb
+    import torch
+
+    for parent in list(layers.modules()):
+        for child_name, child in list(parent.named_children()):
+            if type(child) is not torch.nn.Linear:
+                continue
+            sizes = (child.in_features, child.out_features)
+            with_bias = child.bias is not None
+            if quant == "nf4":
+                new = bnb.nn.Linear4bit(*sizes, bias=with_bias, compute_dtype=loaded.dtype, quant_type="nf4")
+                new.weight = bnb.nn.Params4bit(child.weight.data, requires_grad=False, quant_type="nf4")
+            else:
+                new = bnb.nn.Linear8bitLt(*sizes, bias=with_bias, has_fp16_weights=False)
+                new.weight = bnb.nn.Int8Params(child.weight.data, requires_grad=False, has_fp16_weights=False)
+            new.bias = child.bias
+            setattr(parent, child_name, new.to(loaded.device))
 
 
 _SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -201,7 +326,7 @@ def _load_model(
     if quantization is not None:
         options |= {"quantization_config": quantization, "device_map": {"": str(device)}}
     with quiet_libraries():
-        model = _guarded(source, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
+        model = _guarded(source.name, lambda: AutoModelForCausalLM.from_pretrained(folder, **options))
     if quantization is None:
         model = model.to(device)
     if device.type == "cpu":
@@ -227,7 +352,7 @@ def _own_memory(model: Any) -> None:
             param.data = param.data.clone()  # shared weights stay shared: they are one parameter
 
 
-def _guarded(source: WeightSource, load: Any) -> Any:
+def _guarded(name: str, load: Any) -> Any:
     """Run a library's load; what it raises becomes one sentence with the model's name."""
     from safetensors import SafetensorError
 
@@ -237,14 +362,14 @@ def _guarded(source: WeightSource, load: Any) -> Any:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text or "custom code" in text:
             raise ModelLoadError(
-                f"{source.name} brings program code of its own, which specviz never runs. "
+                f"{name} brings program code of its own, which specviz never runs. "
                 "Choose a model of a kind that transformers knows."
             ) from error
         if isinstance(error, RuntimeError) and "out of memory" in text.lower():
             raise ModelLoadError(
-                f"The GPU ran out of memory while loading {source.name}. Choose a smaller pair."
+                f"The GPU ran out of memory while loading {name}. Choose a smaller pair."
             ) from error
-        raise ModelLoadError(f"{source.name} could not be loaded: {text[:300] or type(error).__name__}") from error
+        raise ModelLoadError(f"{name} could not be loaded: {text[:300] or type(error).__name__}") from error
 
 
 def _nf4(dtype: torch.dtype) -> Any:
@@ -288,17 +413,17 @@ def _import_bitsandbytes() -> None:
             sys.modules["kernels"] = hidden  # type: ignore[assignment]
 
 
-def _warm_up(model: Any, source: WeightSource) -> None:
+def _warm_up(model: Any, name: str) -> None:
     """One pass of one token: bitsandbytes lays its weights out anew in the first pass, and a kernel that does not
     work here shows before a run does (case 100)."""
     import torch
 
     with torch.inference_mode(), quiet_libraries():
         ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        logits = _guarded(source, lambda: model(input_ids=ids, use_cache=False).logits)
+        logits = _guarded(name, lambda: model(input_ids=ids, use_cache=False).logits)
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
-            f"The nf4 copy of {source.name} computes values that are not numbers on this machine. "
+            f"{name} in 4 bits computes values that are not numbers on this machine. "
             "Choose an unquantized draft with --draft-quant bfloat16."
         )
 
@@ -345,8 +470,12 @@ def _info(source: WeightSource, folder: Path, model: Any, dtype: str, quantizati
         dtype=dtype,
         quantization=quantization,
         num_params=_num_params(model),
-        num_bytes=sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())),
+        num_bytes=_num_bytes(model),
     )
+
+
+def _num_bytes(model: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _num_params(model: Any) -> int:

@@ -28,17 +28,27 @@ class Session:
 
     length: cache entries that count. hidden: [rows, d_model] last hidden states of the last pass where asked for.
     tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
+    taps: after how many layers `take_states` wants the states as well; None where it is not used.
     work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
     width: rows of every pass made by `score` (padded on the right, rolled back), 0 = as many as there are tokens.
         A fixed width with a rounded key length makes a position's logits independent of how many tokens are checked
         with it, which is what bit-exact verification rests on.
     """
 
-    def __init__(self, model: Any, *, capacity: int, width: int = 0, keep_hidden: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        capacity: int,
+        width: int = 0,
+        keep_hidden: bool = False,
+        taps: Sequence[int] | None = None,
+    ) -> None:
         """
         Args:
             model: a transformers causal LM in eval mode.
             capacity: most tokens the sequence may hold; a pass may be `width` rows or MAX_NODES nodes longer.
+            keep_hidden: hand out `hidden` and `tail`. taps: collect states for `take_states`.
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
@@ -54,7 +64,10 @@ class Session:
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
         self._cache = InPlaceCache(self._decoder.num_layers, room)
-        self._keep_hidden = keep_hidden
+        self._keep_hidden = keep_hidden or taps is not None
+        self._taps = taps
+        self._tapped: Tensor | None = None
+        self._states: list[Tensor] = []
         self._device = self._decoder.device
 
     @property
@@ -79,7 +92,7 @@ class Session:
             key_len = self.length + rows
             positions = list(range(self.length, key_len))
             logits = self._pass(block, positions, self._chain_mask(rows, key_len), key_len, min(num_logits, rows))
-            self._commit(rows, rows - 1)
+            self._commit(range(rows))
         return logits
 
     def draft_pass(self, tokens: Sequence[int], exit_layer: int) -> Tensor:
@@ -141,7 +154,14 @@ class Session:
         if any(node != i for i, node in enumerate(nodes)):
             with torch.inference_mode():
                 self._cache.gather([start + node for node in nodes], start)
-        self._commit(1 + len(nodes), nodes[-1] + 1 if nodes else 0)
+        self._commit([0, *(node + 1 for node in nodes)])
+
+    def take_states(self) -> Tensor:
+        """[m, k + 1, d_model] what the target knew behind each token that has come to count since the last call: the
+        states of its k taps and its last hidden state."""
+        assert self._taps is not None, "the session was not asked to collect states"
+        states, self._states = self._states, []
+        return torch.cat(states) if states else torch.zeros(0, device=self._device)
 
     def roll_back(self, length: int) -> None:
         """Forget everything from token `length` on."""
@@ -154,7 +174,8 @@ class Session:
         self._cache = InPlaceCache(0, 0)
         self._decoder = None
         self._early.clear()
-        self.hidden = self.tail = None
+        self._states.clear()
+        self.hidden = self.tail = self._tapped = None
 
     # --- one pass ---------------------------------------------------------------------------------------------
 
@@ -164,22 +185,28 @@ class Session:
         self._cache.open(len(ids), key_len)
         self._layers_run += self._decoder.num_layers
         with torch.inference_mode():
-            logits, self.hidden = self._decoder.forward(
+            logits, self.hidden, self._tapped = self._decoder.forward(
                 torch.tensor(ids, device=self._device),
                 self._places(positions),
                 seen,
                 self._cache,
                 num_logits=num_logits,
                 hidden=self._keep_hidden,
+                taps=self._taps or (),
             )
         return logits
 
-    def _commit(self, rows: int, last_row: int) -> None:
-        """Count `rows` entries in; `last_row` of the last pass is the last of them."""
+    def _commit(self, rows: Sequence[int]) -> None:
+        """Count entries in; `rows` are their rows in the last pass."""
         assert self._decoder is not None, "the session is closed"
-        self._cache.commit(rows)
+        self._cache.commit(len(rows))
         self._early.clear()
-        self.tail = None if self.hidden is None else self.hidden[last_row]
+        self.tail = None if self.hidden is None else self.hidden[rows[-1]]
+        if self._taps is not None:
+            assert self.hidden is not None
+            kept = torch.as_tensor(rows, device=self._device)
+            states = self.hidden[kept, None]
+            self._states.append(states if self._tapped is None else torch.cat((self._tapped[kept], states), 1))
         self.work, self._layers_run = self._layers_run / self._decoder.num_layers, 0
 
     def _places(self, positions: Sequence[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
     train = commands.add_parser("train", help="make a draft for a pair from a corpus")
     kinds = train.add_subparsers(required=True, metavar="WHAT")
     _add_ngrams(kinds, progress)
+    _add_import(kinds, progress)
 
 
 def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
@@ -51,6 +53,29 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
             )
         finally:
             line.close()
+        print(folder)
+        return 0
+
+    parser.set_defaults(command=run)
+
+
+def _add_import(kinds: Any, progress: Callable[[], Line]) -> None:
+    parser = kinds.add_parser("import", help="take over a draft that another project trained, such as Medusa heads")
+    folder = "as downloaded: config.json and the weights, safetensors or a pickle of plain tensors"
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help=folder)
+    parser.add_argument("--pair", metavar="NAME", required=True, help="the pair whose target it was trained on")
+    parser.add_argument("--method", choices=("medusa", "feature"), help="what it has to be for (default: what it is)")
+
+    def run(options: argparse.Namespace) -> int:
+        from specviz.drafters.foreign import import_draft
+
+        line = progress()
+        try:
+            folder, notes = import_draft(options.folder, options.pair, options.method, line)
+        finally:
+            line.close()
+        for note in notes:
+            print(f"specviz: {note}", file=sys.stderr)
         print(folder)
         return 0
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from specviz.config import check_int, check_number
 from specviz.drafters.ngram_table import LONGEST_CONTEXT, TABLE_FILE, Level, NgramTable, NgramTableDrafter, context_key
-from specviz.drafters.stored import own_folder
 from specviz.models.catalog import ModelPair, get_pair
 from specviz.models.convert import Progress
 from specviz.models.fetch import fetch_pair, part_folder, read_provenance, silent
+from specviz.models.stored import own_folder
 from specviz.train.corpus import Corpus, read_corpus
 
 __all__ = ["Score", "build_table", "measure", "shrink", "train_ngrams"]

@@ -1,0 +1,248 @@
+"""The feature head drafts: one decoder layer over the target's hidden states, autoregressive in feature space.
+
+A run's head keeps keys and values of its own, one entry a token whose states the target has made. Before drafting it
+reads the states of the tokens that were accepted since; what it drafts itself counts for nothing and is dropped.
+
+Source: see `specviz.drafters.feature_head`; trees of fixed shape as in EAGLE, section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specviz.config import SamplingParams
+from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.drafters.feature_head import FeatureParts
+from specviz.drafters.tree import MAX_TREE_NODES, Tree
+from specviz.errors import ModelLoadError
+from specviz.events import DraftNote
+from specviz.models.cache import InPlaceCache
+from specviz.models.decoder import LeanDecoder
+from specviz.models.loader import TrainedDraft
+from specviz.models.session import PREFILL_ROWS, Session
+from specviz.proposal import Proposal
+from specviz.sampling import choose, draw, own_probability, penalise, probabilities, spread
+
+__all__ = ["FeatureDrafter", "read_parts"]
+
+
+def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
+    """What stands before the layer, in the trunk's number format, and the taps.
+
+    Raises:
+        ModelLoadError: missing, or of another size.
+    """
+    taps = trained.about.get("taps")
+    embedding = trained.model.get_input_embeddings().weight
+    size = embedding.shape[1]
+    num_layers = trained.about.get("target_layers")
+    if not isinstance(taps, list) or not all(type(tap) is int and tap >= 1 for tap in taps):
+        raise ModelLoadError("The feature head does not say which of the target's layers it reads.")
+    if type(num_layers) is not int or sorted(set(taps)) != taps or any(tap >= num_layers for tap in taps):
+        raise ModelLoadError("The feature head reads layers that this target does not have.")
+    tensors = []
+    for name, shape in (("fuse", (size, (len(taps) + 1) * size)), ("mix", (size, 2 * size))):
+        tensor = trained.extra.get(name)
+        if tensor is None or tuple(tensor.shape) != shape:
+            raise ModelLoadError(f"The feature head lacks {name} of shape {shape}.")
+        tensors.append(tensor.to(embedding.device, embedding.dtype))
+    return FeatureParts(*tensors).requires_grad_(False), tuple(taps)
+
+
+_ROOM = 1 + MAX_TREE_NODES
+"""Entries of one draft, which never count."""
+
+
+class FeatureDrafter:
+    """Guesses from the states that the target leaves behind; greedy guesses or, when sampling, draws from its q.
+
+    taps: after how many of the target's layers it reads the state, besides the last.
+    """
+
+    name = "feature"
+    needs = frozenset({Need.STATES, Need.TRAINED})
+
+    def __init__(
+        self,
+        decoder: LeanDecoder,
+        parts: FeatureParts,
+        output_ids: Tensor,
+        taps: Sequence[int],
+        tree: Tree,
+        *,
+        vocab_size: int,
+        max_new_tokens: int,
+        stop_below: float = 0.0,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """
+        Args:
+            decoder: of the trunk, one layer or a few. parts: what stands before it.
+            output_ids: [v] int64, what the trunk's logits stand for.
+            vocab_size: ids at or above are never drafted.
+            max_new_tokens: bounds the cache. stop_below: a chain ends behind a token whose q is under this; the token
+                itself is still proposed.
+        """
+        self.taps = tuple(taps)
+        self.notes = notes
+        self._decoder = decoder
+        self._parts = parts
+        self._output_ids = output_ids
+        self._tree = tree
+        self._vocab_size = vocab_size
+        self._max_new_tokens = max_new_tokens
+        self._stop_below = stop_below
+        self._cache = InPlaceCache(decoder.num_layers, 0)
+        self._read = 0
+        self._behind: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cache.num_bytes
+
+    def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
+        self.close()
+        self._cache = InPlaceCache(self._decoder.num_layers, len(prompt_ids) + self._max_new_tokens + _ROOM)
+        if target is not None:
+            self._catch_up(prompt_ids, target)
+
+    def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        assert context.target is not None, "the head reads the target's states"
+        self._catch_up(context.token_ids, context.target)
+        if self._behind is None:  # a prompt of one token: nothing has been through the target yet
+            return Proposal.empty(DraftNote("feature", "no hidden state yet"))
+        with torch.inference_mode():
+            if self._tree.is_chain:
+                return self._chain(context, max_tokens, rng)
+            return self._branches(context, self._tree.cut(max_tokens, len(self._output_ids)))
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
+
+    def close(self) -> None:
+        self._cache = InPlaceCache(self._decoder.num_layers, 0)
+        self._read = 0
+        self._behind = None
+
+    def _catch_up(self, ids: Sequence[int], target: Session) -> None:
+        """Read the states of the tokens that have come to count, each with the embedding of its successor."""
+        states = target.take_states()
+        count = len(states)
+        if not count:
+            return
+        assert self._read + count < len(ids), "every token with a state has a successor"
+        with torch.inference_mode():
+            for start in range(0, count, PREFILL_ROWS):
+                block = states[start : start + PREFILL_ROWS]
+                first = self._read + 1
+                tokens = self._ids(ids[first : first + len(block)])
+                x = self._parts.enter(self._decoder.embed(tokens), self._parts.begin(block))
+                out = self._pass(x, list(range(self._read, self._read + len(block))), 0, None)
+                self._cache.commit(len(block))
+                self._read += len(block)
+                self._behind = out[-1]
+
+    def _chain(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        params, ids = context.sampling, list(context.token_ids)
+        drafted: list[int] = []
+        probs: list[Tensor] = []
+        confidence: list[float] = []
+        state = self._behind
+        assert state is not None
+        while True:
+            token, sure, q = self._pick(self._decoder.head(state[None])[0], params, ids, rng)
+            drafted.append(token)
+            ids.append(token)
+            confidence.append(sure)
+            if q is not None:
+                probs.append(q)
+            if len(drafted) == max_tokens or sure < self._stop_below:
+                break
+            x = self._parts.enter(self._decoder.embed(self._ids([token])), state[None])
+            ahead = len(drafted) - 1
+            state = self._pass(x, [self._read + ahead], ahead, None)[0]
+        words = f"{len(drafted)} {'token' if len(drafted) == 1 else 'tokens'} in a row"
+        note = DraftNote("feature", words, {"levels": [1] * len(drafted)})
+        return Proposal.chain(drafted, torch.stack(probs) if probs else None, confidence, note)
+
+    def _branches(self, context: DraftContext, tree: Tree) -> Proposal:
+        """A tree of fixed shape, level by level; its guesses are the head's best, chosen and not drawn."""
+        parents = tree.parents()
+        inner = set(parents)  # nodes that others hang from have to be read
+        tokens = [0] * len(parents)
+        sure = [0.0] * len(parents)
+        states: dict[int, Tensor] = {}
+        assert self._behind is not None
+        level, behind = [-1], self._behind[None]
+        read: list[int] = []  # nodes in the cache, in the order of their rows
+        ids = list(context.token_ids)
+        for depth in range(1, tree.depth + 1):
+            logits = self._decoder.head(behind)
+            rank = 1 + max(path[-1] for path in tree.paths if len(path) == depth)
+            full = [penalise(self._spread(row), ids, context.sampling.repetition_penalty) for row in logits]
+            best = [torch.softmax(row, -1).topk(rank) for row in full]
+            here = [node for node, path in enumerate(tree.paths) if len(path) == depth]
+            for node in here:
+                row = best[level.index(parents[node])]
+                tokens[node] = int(row.indices[tree.paths[node][-1]])
+                sure[node] = min(1.0, float(row.values[tree.paths[node][-1]]))
+            level = [node for node in here if node in inner]
+            if not level:
+                break
+            before = torch.stack([self._behind if parents[n] == -1 else states[parents[n]] for n in level])
+            x = self._parts.enter(self._decoder.embed(self._ids([tokens[n] for n in level])), before)
+            seen = self._tree_mask(level, read, parents)
+            behind = self._pass(x, [self._read + depth - 1] * len(level), len(read), seen)
+            states |= dict(zip(level, behind, strict=True))
+            read += level
+        levels = tree.levels()
+        words = f"{sum(levels)} candidates on {len(levels)} {'level' if len(levels) == 1 else 'levels'}"
+        note = DraftNote("feature", words, {"levels": levels})
+        return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), note)
+
+    def _tree_mask(self, level: Sequence[int], read: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """[rows, keys] bool: each node of this level sees every token read, its ancestors and itself."""
+        keys = [*read, *level]
+        seen = torch.zeros(len(level), self._read + len(keys), dtype=torch.bool)
+        seen[:, : self._read] = True
+        for row, node in enumerate(level):
+            while node != -1:
+                seen[row, self._read + keys.index(node)] = True
+                node = parents[node]
+        return seen.to(self._decoder.device)
+
+    def _pass(self, x: Tensor, places: Sequence[int], ahead: int, seen: Tensor | None) -> Tensor:
+        """[rows, d_model] through the layers, written behind `ahead` entries that do not count."""
+        rows, start = len(x), self._read + ahead
+        key_len = start + rows
+        device = self._decoder.device
+        self._cache.open(rows, key_len, ahead)
+        if seen is None:
+            seen = torch.arange(key_len, device=device) <= torch.arange(start, key_len, device=device)[:, None]
+        last = self._decoder.max_positions - 1
+        positions = torch.tensor([min(place, last) for place in places], device=device)
+        return self._decoder.run_layers(x, positions, seen, self._cache, 0, self._decoder.num_layers)
+
+    def _pick(
+        self, logits: Tensor, params: SamplingParams, ids: Sequence[int], rng: torch.Generator
+    ) -> tuple[int, float, Tensor | None]:
+        """The next token, its q, and all of q where it was drawn."""
+        if params.is_greedy and params.repetition_penalty == 1.0:
+            best = int(logits.argmax())
+            return int(self._output_ids[best]), own_probability(logits, best), None
+        full = self._spread(logits)
+        if params.is_greedy:
+            token = choose(full, params, ids)
+            return token, own_probability(full, token), None
+        q = probabilities(full, params, ids)
+        token = draw(q, rng)
+        return token, float(q[token]), q
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        return spread(logits, self._output_ids, self._vocab_size)
+
+    def _ids(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(list(tokens), device=self._decoder.device)

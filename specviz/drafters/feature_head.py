@@ -1,0 +1,52 @@
+"""What stands before the layer of a feature head: the target's states and a token's embedding, put together.
+
+At position t it combines what the target knew behind token t (its states behind a middle layer or two and behind the
+last one) with the embedding of token t + 1; the layer makes of it what predicts token t + 2. For the next drafted token
+the layer's own output takes the place of the target's states.
+
+Source: Li et al. (2024), EAGLE, arXiv 2401.15077, section 4; states of several layers and training on the head's own
+outputs from EAGLE-3, arXiv 2503.01840, section 3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm
+
+__all__ = ["FeatureParts", "fresh_parts"]
+
+_EPS = 1e-5
+
+
+class FeatureParts(torch.nn.Module):
+    """fuse: [d_model, (k + 1) d_model] over the target's k tapped states and its last. mix: [d_model, 2 d_model] over
+    the embedding of the token and the fused state, or the layer's output."""
+
+    fuse: Tensor
+    mix: Tensor
+
+    def __init__(self, fuse: Tensor, mix: Tensor) -> None:
+        super().__init__()
+        self.fuse = torch.nn.Parameter(fuse, requires_grad=fuse.dtype == torch.float32)
+        self.mix = torch.nn.Parameter(mix, requires_grad=mix.dtype == torch.float32)
+
+    def begin(self, states: Tensor) -> Tensor:
+        """[..., k + 1, d_model] states of the target to [..., d_model]."""
+        return linear(_normed(states).flatten(-2), self.fuse)
+
+    def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
+        """[..., d_model] embedding of a token and state behind its predecessor to [..., d_model], the layer's input."""
+        return linear(torch.cat((_normed(embedding), _normed(state)), -1), self.mix)
+
+
+def _normed(x: Tensor) -> Tensor:
+    return rms_norm(x, x.shape[-1:], eps=_EPS)
+
+
+def fresh_parts(hidden_size: int, num_taps: int, rng: torch.Generator) -> FeatureParts:
+    """Parts to start training from, float32: the layer reads the sum of embedding and last state."""
+    eye = torch.eye(hidden_size)
+    fuse = torch.empty(hidden_size, (num_taps + 1) * hidden_size).normal_(0, 0.2 / hidden_size**0.5, generator=rng)
+    fuse[:, -hidden_size:] += eye
+    return FeatureParts(fuse, torch.cat((eye, eye), 1))
