@@ -37,6 +37,8 @@ def _drafts_of_the_tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     for pair in stored.ASSETS.iterdir():
         (folder / pair.name).symlink_to(pair)
     tiny_table().save(folder / "tiny" / "ngram-table" / "table.safetensors")
+    (folder / "tiny" / "feature").mkdir()
+    (folder / "tiny" / "feature" / "card.md").write_text("fakes.py makes a head for the target at hand")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored, "ASSETS", folder)
         yield

@@ -5,9 +5,11 @@ None of them stands in for the thing under test: they give the loop a target who
 
 from __future__ import annotations
 
+import tempfile
 import types
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +19,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from specviz.config import RunConfig, SamplingParams
 from specviz.drafters.base import DraftContext, Outcome
+from specviz.drafters.feature_head import fresh_parts
 from specviz.events import ModelInfo
 from specviz.generator import SpeculativeGenerator
 from specviz.models.catalog import ModelPair, WeightSource
 from specviz.models.loader import LoadedPair
 from specviz.models.session import Session
+from specviz.models.trunk import save_trunk, trunk_refusal
 from specviz.proposal import Proposal
+from specviz.train.student import fresh_trunk
 
 BOS, START, END, THINK = "<|bos|>", "<|im_start|>", "<|im_end|>", "<think>"
 CHAT_TEMPLATE = (
@@ -162,6 +167,26 @@ def tiny_gpt2(seed: int = 0, vocab: int = 264, positions: int = 64) -> GPT2LMHea
     return model
 
 
+_heads: dict[tuple[int, ...], Path] = {}
+
+
+def feature_head_for(target: Any) -> Path | None:
+    """A folder with an untrained feature head for a target of this shape; None where none can be built."""
+    if trunk_refusal(target) or target.config.num_hidden_layers < 2:
+        return None
+    size, depth = int(target.config.hidden_size), int(target.config.num_hidden_layers)
+    vocab = min(VOCAB, target.config.vocab_size)
+    key = (size, depth, vocab, int(target.config.num_key_value_heads))
+    if key not in _heads:
+        folder = Path(tempfile.mkdtemp(prefix="specviz-head-"))
+        parts = fresh_parts(size, 1, torch.Generator().manual_seed(1))
+        trunk = fresh_trunk(target, (depth,), torch.arange(0, vocab, 1))
+        about = {"target_layers": depth, "taps": [1]}
+        save_trunk(folder, trunk, {"fuse": parts.fuse, "mix": parts.mix}, about)
+        _heads[key] = folder
+    return _heads[key]
+
+
 def loaded_pair(
     target: Any, draft: Any = None, *, eos: Sequence[int] = (EOS,), max_context: int | None = None
 ) -> LoadedPair:
@@ -180,6 +205,9 @@ def loaded_pair(
         eos_ids=frozenset(eos),
         vocab_size=min(VOCAB, config.vocab_size),
     )
+    folder = feature_head_for(target)
+    if folder is not None:
+        loaded.draft_folders["feature"] = folder
     if draft is not None:
         loaded.draft_model = lambda quant="auto", copy=False: (
             draft,

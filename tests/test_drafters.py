@@ -55,7 +55,7 @@ def build(method: str, max_new_tokens: int = 100) -> Drafter:
 
 def shown(ids: Sequence[int], params: SamplingParams) -> DraftContext:
     """What the loop shows a drafter: the target has read all but the last id."""
-    session = Session(wild(), capacity=len(ids) + 8, keep_hidden=True)
+    session = Session(wild(), capacity=len(ids) + 8, keep_hidden=True, taps=(1,))
     if len(ids) > 1:
         session.extend(ids[:-1])
     return DraftContext(ids, params, session.tail, session)
@@ -186,7 +186,7 @@ def test_contract_of_the_random_stream(method):
         drafter.reset(ids_of("abab"))
         drafter.propose(shown(ids_of("abab"), params), 3, rng)
         drawn = not torch.equal(rng.get_state(), uniform_generator(5).get_state())
-        assert drawn == (params is WARM and method in ("draft-model", "quantized-copy", "early-exit"))
+        assert drawn == (params is WARM and method in ("draft-model", "quantized-copy", "early-exit", "feature"))
         drafter.close()
     assert torch.equal(torch.get_rng_state(), state)
 

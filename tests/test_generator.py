@@ -61,7 +61,7 @@ from specviz.sampling import coin, draw
 
 PROMPT = ids_of("abcabcabc hello")
 METHODS = registry.names()
-OUTSIDE = [name for name in METHODS if not registry.METHODS[name].needs & {Need.HIDDEN, Need.LAYERS}]
+OUTSIDE = [name for name in METHODS if not registry.METHODS[name].needs & {Need.HIDDEN, Need.LAYERS, Need.STATES}]
 """Methods that see nothing of a target but its logits, and so run on models that have nothing else."""
 
 TAPE = [ord(c) - 33 for c in "abcdefghijklmnopqrstuvwxyz"]

@@ -25,22 +25,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import specviz.models.decoder
 from specviz.config import SamplingParams
-from specviz.drafters import registry, stored
+from specviz.drafters import registry
 from specviz.drafters.base import DraftContext
 from specviz.drafters.medusa import (
     MAX_SHARD_BYTES,
-    MAX_TREE_NODES,
     UNTRAINED_HEADS,
     Heads,
     MedusaDrafter,
-    Tree,
     load_heads,
-    parse_tree,
     save_heads,
     untrained_heads,
 )
+from specviz.drafters.tree import MAX_TREE_NODES, Tree, parse_tree
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import StepDone
+from specviz.models import stored
 from specviz.models.decoder import decoder_for
 from specviz.models.session import Session
 from specviz.sampling import uniform_generator
@@ -556,14 +555,16 @@ def added(key: str, *shape: int) -> Callable[[Path], None]:
 
 
 SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "old layout": (added("0.0.linear.weight", 2), "authors' layout"),
-    "own output layers": (added("2.1.weight", 2), "authors' layout"),
-    "medusa_head": (added("medusa_head.0.1.weight", 2), "authors' layout"),
+    "authors' layout": (added("0.0.linear.weight", 2), r"authors' layout.*train import"),
+    "authors' output layers": (added("2.1.weight", 2), r"authors' layout.*train import"),
+    "medusa_head": (added("medusa_head.0.1.weight", 2), r"authors' layout.*train import"),
+    "one output layer": (added("heads.1.output", 264, 32), r"lack heads\.2\.output"),
+    "output layers of another size": (added("heads.1.output", 263, 32), r"\(263, 32\); needed is \(264, 32\)"),
     "unknown name": (added("extra", 2), "unknown name: 'extra'"),
     "a head too many": (added("heads.9.blocks.1.bias", 32), r"nothing reads: 'heads\.9"),
     "another shape": (added("heads.2.blocks.1.bias", 33), r"shape \(33,\); needed is \(32,\)"),
     "a tensor too few": (lambda f: edit_tensors(f, lambda t: t.pop("heads.2.blocks.1.bias")), r"lack heads\.2\.blocks"),
-    "no manifest": (lambda f: (f / "heads.json").unlink(), "heads.json is missing"),
+    "no manifest": (lambda f: (f / "heads.json").unlink(), r"heads.json is missing.*train import"),
     "not JSON": (lambda f: (f / "heads.json").write_text("{"), "damaged"),
     "another layout": (lambda f: edit_manifest(f, layout="medusa-2"), "'medusa-2'"),
     "a list": (lambda f: (f / "heads.json").write_text("[]"), "layout 'None'"),

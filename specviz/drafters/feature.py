@@ -129,16 +129,19 @@ class FeatureDrafter:
 
     def _catch_up(self, ids: Sequence[int], target: Session) -> None:
         """Read the states of the tokens that have come to count, each with the embedding of its successor."""
-        states = target.take_states()
+        first, states = target.take_states()
         count = len(states)
-        if not count:
+        if first != self._read:  # another session, or one that was rolled back
+            self._read = min(first, self._read)
+            self._cache.roll_back(self._read)
+            self._behind = None
+        if not count or first > self._read:
             return
         assert self._read + count < len(ids), "every token with a state has a successor"
         with torch.inference_mode():
             for start in range(0, count, PREFILL_ROWS):
                 block = states[start : start + PREFILL_ROWS]
-                first = self._read + 1
-                tokens = self._ids(ids[first : first + len(block)])
+                tokens = self._ids(ids[self._read + 1 : self._read + 1 + len(block)])
                 x = self._parts.enter(self._decoder.embed(tokens), self._parts.begin(block))
                 out = self._pass(x, list(range(self._read, self._read + len(block))), 0, None)
                 self._cache.commit(len(block))

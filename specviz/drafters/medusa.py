@@ -32,7 +32,6 @@ from specviz.events import DraftNote
 from specviz.models.decoder import Decoder
 from specviz.models.loader import LoadedPair
 from specviz.models.session import Session
-from specviz.models.stored import draft_folder
 from specviz.proposal import Proposal
 from specviz.sampling import penalise
 
@@ -111,7 +110,7 @@ def find_heads(loaded: LoadedPair) -> tuple[Heads, tuple[str, ...]]:
     Raises:
         ModelLoadError: the pair has heads that do not fit its target, or are damaged.
     """
-    folder = draft_folder(loaded.pair.name, MedusaDrafter.name)
+    folder = loaded.folder_of(MedusaDrafter.name)
     if folder is None:
         return untrained_heads(), (
             f"The pair {loaded.pair.name} has no trained Medusa heads. These untrained heads repeat what the target "

@@ -30,7 +30,16 @@ class ModelDrafter:
 
     needs = frozenset({Need.SAME_TOKENIZER})
 
-    def __init__(self, name: str, model: Any, *, vocab_size: int, max_new_tokens: int, stop_below: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        *,
+        vocab_size: int,
+        max_new_tokens: int,
+        stop_below: float = 0.0,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         """
         Args:
             vocab_size: ids that target and tokenizer share; the draft never proposes one at or above it.
@@ -42,6 +51,7 @@ class ModelDrafter:
         """
         check_croppable(model, 1)
         self.name = name
+        self.notes = notes
         self._model = model
         self._vocab_size = vocab_size
         self._output_ids: Tensor | None = getattr(model, "output_ids", None)  # of a trained draft, see models.trunk

@@ -60,12 +60,13 @@ class Method:
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
-        if Need.DRAFT in self.needs and not self.is_offered(loaded.pair):
+        trained = loaded.folder_of(self.name) is not None
+        if Need.DRAFT in self.needs and not trained and loaded.pair.draft is None:
             return (
                 f"The pair {loaded.pair.name} has no draft model of its own. `python -m specviz train student` makes "
                 "one; quantized-copy drafts with a copy of the target in fewer bits, and prompt-lookup needs no model."
             )
-        if not self.is_offered(loaded.pair):
+        if Need.TRAINED in self.needs and not trained:
             return (
                 f"The pair {loaded.pair.name} has no draft made for {self.name}. "
                 "`python -m specviz train --help` says how to make one; prompt-lookup needs none."
@@ -90,9 +91,13 @@ class Method:
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
-        vocab_size, limit = loaded.vocab_size, config.max_new_tokens
         return ModelDrafter(
-            name, model, vocab_size=vocab_size, max_new_tokens=limit, stop_below=config.stop_below
+            name,
+            model,
+            vocab_size=loaded.vocab_size,
+            max_new_tokens=config.max_new_tokens,
+            stop_below=config.stop_below,
+            notes=loaded.draft_extra.notes if loaded.draft_extra else (),
         ), info
 
     return build

@@ -55,8 +55,9 @@ class TrainedDraft:
 class LoadedPair:
     """A pair in memory.
 
-    target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None until one is asked for.
-    draft_key: which draft that is, and how it is held.
+    target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None before it is needed.
+    draft_key: which draft that is, and how it is held. draft_folders: by method, where to take a trained draft from
+        instead of the usual places.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -75,6 +76,7 @@ class LoadedPair:
     draft_info: ModelInfo | None = None
     draft_key: tuple[str, str] = ("", "")
     draft_extra: TrainedDraft | None = None
+    draft_folders: dict[str, Path] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -95,6 +97,10 @@ class LoadedPair:
             ModelLoadError: there is none, or its files are damaged or made for a target of another size.
         """
         return load_trained(self, method, None if quant == "auto" else quant)
+
+    def folder_of(self, method: str) -> Path | None:
+        """Where the draft trained for this pair and method lies; None where there is none."""
+        return self.draft_folders.get(method) or draft_folder(self.pair.name, method)
 
     def drop_draft(self) -> None:
         """Release the draft alone."""
@@ -187,10 +193,10 @@ def load_draft(
     import torch
     from transformers import AutoTokenizer
 
-    if not copy and draft_folder(loaded.pair.name, "draft-model"):
+    if not copy and loaded.folder_of("draft-model"):
         trained = load_trained(loaded, "draft-model", quant, progress=progress)
         return trained.model, trained.info
-    quant = held_as(quant or loaded.pair.draft_quant, loaded.device)
+    quant = held_as(quant or loaded.pair.draft_quant, loaded)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
@@ -227,13 +233,13 @@ def load_trained(
 
     Embedding and output layer are the target's; the layers, and the rows of the output layer, are held as `quant`.
     """
-    quant = held_as(quant or "auto", loaded.device)
+    quant = held_as(quant or "auto", loaded)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
         if loaded.draft_extra is not None and loaded.draft_key == (method, quant):
             return loaded.draft_extra
-        folder = draft_folder(loaded.pair.name, method)
+        folder = loaded.folder_of(method)
         if folder is None:
             raise ModelLoadError(
                 f"The pair {loaded.pair.name} has no draft trained for {method}. "
@@ -268,11 +274,16 @@ def load_trained(
         return trained
 
 
-def held_as(quant: str, device: torch.device) -> str:
-    """One of DRAFT_QUANTS; for "auto" the one that is fastest: int8 on a processor, nf4 on a GPU."""
-    if quant == "auto":
-        return "int8" if device.type == "cpu" else "nf4"
-    return check_quant(quant)
+def held_as(quant: str, loaded: LoadedPair) -> str:
+    """One of DRAFT_QUANTS; for "auto" the one that is fastest: int8 on a processor, nf4 on a GPU. A pair in another
+    number format than those two compute in is not quantized."""
+    import torch
+
+    if quant != "auto":
+        return check_quant(quant)
+    if loaded.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return str(loaded.dtype).removeprefix("torch.")
+    return "int8" if loaded.device.type == "cpu" else "nf4"
 
 
 def _hold_trunk(model: Any, quant: str, loaded: LoadedPair, name: str) -> None:
@@ -366,9 +377,7 @@ def _guarded(name: str, load: Any) -> Any:
                 "Choose a model of a kind that transformers knows."
             ) from error
         if isinstance(error, RuntimeError) and "out of memory" in text.lower():
-            raise ModelLoadError(
-                f"The GPU ran out of memory while loading {name}. Choose a smaller pair."
-            ) from error
+            raise ModelLoadError(f"The GPU ran out of memory while loading {name}. Choose a smaller pair.") from error
         raise ModelLoadError(f"{name} could not be loaded: {text[:300] or type(error).__name__}") from error
 
 

@@ -68,6 +68,7 @@ class Session:
         self._taps = taps
         self._tapped: Tensor | None = None
         self._states: list[Tensor] = []
+        self._num_taken = 0
         self._device = self._decoder.device
 
     @property
@@ -156,18 +157,26 @@ class Session:
                 self._cache.gather([start + node for node in nodes], start)
         self._commit([0, *(node + 1 for node in nodes)])
 
-    def take_states(self) -> Tensor:
-        """[m, k + 1, d_model] what the target knew behind each token that has come to count since the last call: the
-        states of its k taps and its last hidden state."""
+    def take_states(self) -> tuple[int, Tensor]:
+        """What the target knew behind each token that has come to count since the last call.
+
+        Returns:
+            The index of the first of these tokens, and [m, k + 1, d_model] the states of the k taps and the last hidden
+            state of each.
+        """
         assert self._taps is not None, "the session was not asked to collect states"
-        states, self._states = self._states, []
-        return torch.cat(states) if states else torch.zeros(0, device=self._device)
+        first, states = self._num_taken, self._states
+        self._num_taken, self._states = self.length, []
+        return first, torch.cat(states) if states else torch.zeros(0, device=self._device)
 
     def roll_back(self, length: int) -> None:
         """Forget everything from token `length` on."""
         self._cache.roll_back(length)
         self._early.clear()
         self.tail = None
+        if self._states:
+            self._states = [torch.cat(self._states)[: max(0, length - self._num_taken)]]
+        self._num_taken = min(self._num_taken, length)
 
     def close(self) -> None:
         """Free the keys and values."""

@@ -1,5 +1,5 @@
-"""A few decoder layers between the target's own embedding and rows of its own output layer: what trained drafts are made
-of. Only the layers and a norm are stored; embedding and head are the target's, shared in memory.
+"""A few decoder layers between the target's own embedding and rows of its output layer: what trained drafts are made of.
+Only the layers and a norm are stored; embedding and head are the target's, shared in memory.
 
 The output vocabulary may be trimmed to the ids that answers mostly consist of: the head is the dearest part of a small
 draft. Proposals map back to the full vocabulary, q is zero elsewhere, and verification makes up for what q leaves out.
@@ -11,6 +11,7 @@ Zhang et al. (2024), Draft & Verify, arXiv 2309.08168.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -76,12 +77,15 @@ def save_trunk(folder: Path, model: Any, extra: Mapping[str, Tensor], about: Map
         }
     rest = {"norm.weight": model.model.norm.weight, **extra}
     files["rest.safetensors"] = rest
+    digest = hashlib.sha256()
     for name, tensors in files.items():
         stored = {key: tensor.detach().to("cpu", torch.bfloat16).contiguous() for key, tensor in tensors.items()}
         if name == "rest.safetensors":
             stored["output_ids"] = model.output_ids.to(torch.int32).contiguous()
         save_file(stored, folder / name)
+        digest.update((folder / name).read_bytes())
     manifest = {"layout": LAYOUT, "num_layers": len(model.model.layers), "files": list(files), **about}
+    manifest["sha256"] = digest.hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 

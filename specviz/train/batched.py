@@ -106,13 +106,13 @@ def _draw(probs: Tensor, top_p: float, coins: Tensor, num_candidates: int) -> Te
     num_candidates = vocab if top_p >= 1.0 else min(num_candidates, vocab)
     kept, ids = probs.topk(num_candidates, -1)
     below = kept.cumsum(-1) - kept  # mass of the likelier ones
+    short = kept.sum(-1) < top_p
     kept = kept.masked_fill(below >= top_p, 0.0).double()
     sums = kept.cumsum(-1)
     picks = torch.searchsorted(sums, (coins * sums[:, -1])[:, None], right=True)
     # A product rounded up to the total would fall behind the last one kept.
     picks = torch.minimum(picks, (kept > 0).sum(-1, keepdim=True) - 1)
     tokens = ids.gather(1, picks)[:, 0]
-    short = probs_reached < top_p
     if num_candidates < vocab and bool(short.any()):
         tokens[short] = _draw(probs[short], top_p, coins[short], 16 * num_candidates)
     return tokens
@@ -147,7 +147,7 @@ def _pass(loaded: LoadedPair, ids: Tensor, places: Tensor, seen: Tensor, cache: 
 
 
 class _RowsCache:
-    """Keys and values of a batch in buffers of fixed size. handle: what the model takes as its cache under `argument`."""
+    """Keys and values of a batch in buffers of fixed size. handle: what the model takes under the name `argument`."""
 
     def __init__(self, model: Any, num_rows: int, capacity: int) -> None:
         self.num_rows, self.capacity = num_rows, capacity

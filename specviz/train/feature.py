@@ -3,80 +3,59 @@ them, `depth` times, so that drafting many tokens in a row is what it was traine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specviz.drafters.feature_head import FeatureParts, fresh_parts
-from specviz.models.trunk import build_trunk
+from specviz.drafters.feature_head import FeatureParts
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products, imitation_loss
+from specviz.train.loop import fast_products
 
 __all__ = ["FeatureLesson"]
 
-_FADE = 0.8
-"""Weight of a depth over the one before: a deep draft token counts only where all before it were accepted."""
 
+class FeatureLesson:
+    """module: parts and trunk, trained or judged. head: [v, d_model] rows of the target's output layer.
 
-class FeatureLesson(torch.nn.Module):
-    """parts, module: what is trained, in float32; matrix products run in bfloat16."""
+    fade: weight of a depth over the one before. A deep token counts only where all before it were accepted.
+    """
 
-    def __init__(
-        self, target: Any, layers: tuple[int, ...], output_ids: Tensor, *, num_taps: int, depth: int, hard: float,
-        rng: torch.Generator,
-    ) -> None:
+    fade = 0.8
+
+    def __init__(self, trunk: Any, parts: FeatureParts, *, depth: int) -> None:
         """
         Args:
-            layers: numbers of the target's layers that the head's own begin as, from 1.
             depth: drafted tokens in a row to learn, from 1.
         """
-        super().__init__()
-        self.trunk = build_trunk(target, len(layers), output_ids)
-        body = self.trunk.model
-        for own, number in zip(body.layers, layers, strict=True):
-            own.load_state_dict(target.model.layers[number - 1].state_dict())
-        body.norm.load_state_dict(target.model.norm.state_dict())
-        body.layers.float().requires_grad_(True)
-        body.norm.float().requires_grad_(True)
-        body.embed_tokens.requires_grad_(False)
-        size = int(target.config.hidden_size)
-        self.parts: FeatureParts = fresh_parts(size, num_taps, rng).to(body.norm.weight.device)
-        self._head = self.trunk.lm_head.weight.detach()
+        self.module = torch.nn.ModuleDict({"trunk": trunk, "parts": parts})
+        self.head: Tensor = trunk.lm_head.weight.detach()
+        self.output_ids: Tensor = trunk.output_ids
+        self._trunk = trunk
+        self._parts = parts
         self._depth = depth
-        self._hard = hard
-        self.listen: Callable[[Tensor], None] = lambda _: None
 
-    @property
-    def module(self) -> torch.nn.Module:
-        return self
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Root t has read the target's state at t and token t + 1; at depth d it says token t + d + 2."""
-        norm, device = self.trunk.model.norm.weight, batch.ids.device
+    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """By depth: root t has read the target's state at t and token t + 1; at depth d, from 0, it says token
+        t + d + 2."""
+        body, norm = self._trunk.model, self._trunk.model.norm.weight
+        roots = batch.ids.shape[1] - 1
+        cache = DynamicCache()
+        places = torch.arange(roots, device=batch.ids.device)[None]
         with fast_products(norm):
-            embedded = self.trunk.model.embed_tokens(batch.ids).to(norm.dtype)
-            roots = batch.ids.shape[1] - 1
+            embedded = body.embed_tokens(batch.ids).to(norm.dtype)
             known = torch.cat((batch.taps, batch.last[:, :, None]), 2)[:, :roots]
-            state = self.parts.begin(known.to(norm.dtype))
-            cache = DynamicCache()
-            total, weights = torch.zeros((), device=device), 0.0
-            places = torch.arange(roots, device=device)[None]
-            for depth in range(min(self._depth, roots)):
-                token = torch.roll(embedded, -(depth + 1), 1)[:, :roots]  # the last `depth` roots read what comes round
-                x = self.parts.enter(token, state)
-                state = self._through(x, places + depth, depth, cache)
-                self.listen(state)
-                chosen = torch.zeros(batch.ids.shape[0], roots, dtype=torch.bool, device=device)
+            state = self._parts.begin(known.to(norm.dtype))
+        for depth in range(min(self._depth, roots)):
+            with fast_products(norm):
+                token = torch.roll(embedded, -(depth + 1), 1)[:, :roots]  # the last roots read what comes round
+                state = self._through(self._parts.enter(token, state), places + depth, depth, cache)
+                chosen = torch.zeros(batch.ids.shape[0], roots, dtype=torch.bool, device=batch.ids.device)
                 chosen[:, : roots - depth] = batch.chosen[:, depth + 1 :]
-                target_state = torch.roll(batch.last, -(depth + 1), 1)[:, :roots]
-                draft = self.trunk.model.norm(state[chosen])
-                weight = _FADE**depth
-                total = total + weight * imitation_loss(draft, target_state[chosen], self._head, self._hard)
-                weights += weight
-        return total / weights
+                said = body.norm(state[chosen])
+            yield said, torch.roll(batch.last, -(depth + 1), 1)[:, :roots][chosen]
 
     def _through(self, x: Tensor, places: Tensor, depth: int, cache: DynamicCache) -> Tensor:
         """The layers on nodes of one depth. Each sees the roots up to its own and, of the nodes, its own ancestors."""
@@ -85,7 +64,7 @@ class FeatureLesson(torch.nn.Module):
         own = torch.eye(roots, dtype=torch.bool, device=x.device)
         seen = torch.cat([first] + [own] * depth, -1)[None, None]
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
-        body = self.trunk.model
+        body = self._trunk.model
         rotation = body.rotary_emb(x, places)
         for layer in body.layers:
             x = layer(

@@ -20,7 +20,9 @@ from specviz.train.batches import Batch, Batches
 __all__ = ["Schedule", "fast_products", "fit", "imitation_loss"]
 
 CHECKPOINT = "checkpoint.pt"
-_SMOOTH = 0.98
+_FRESH = 0.02
+"""Weight of the newest loss in the one that is shown."""
+
 _BLOCK = 128
 
 
@@ -106,7 +108,8 @@ def fit(
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ConfigError(f"The loss stopped being a number at step {step + 1}. Try a lower --lr.")
-        smooth = value if math.isnan(smooth) else _SMOOTH * smooth + (1 - _SMOOTH) * value
+        fresh = max(_FRESH, 1 / (step + 1))
+        smooth = value if step == 0 else (1 - fresh) * smooth + fresh * value
         step += 1
         tokens += batch.num_tokens
         taken = time.perf_counter() - begun

@@ -6,55 +6,60 @@ distributions as what is learned, and its own output layer for every head.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from specviz.drafters.medusa import Heads
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products, imitation_loss
+from specviz.train.loop import fast_products
 
-__all__ = ["MedusaLesson"]
+__all__ = ["MedusaLesson", "fresh_heads"]
 
 
-class MedusaLesson(torch.nn.Module):
-    """weights, biases: per block in a row [heads, d_model, d_model] and [heads, d_model], float32."""
+def fresh_heads(num_heads: int, num_blocks: int, hidden_size: int, device: torch.device) -> Heads:
+    """Heads to start training from, float32: their blocks add nothing yet."""
+    return Heads(
+        tuple(torch.zeros(num_heads, hidden_size, hidden_size, device=device) for _ in range(num_blocks)),
+        tuple(torch.zeros(num_heads, hidden_size, device=device) for _ in range(num_blocks)),
+        num_heads,
+    )
 
-    def __init__(self, target: Any, output_ids: Tensor, *, num_heads: int, num_blocks: int, hard: float) -> None:
-        super().__init__()
-        weight = target.get_output_embeddings().weight.detach()
-        size = weight.shape[1]
-        self.weights = torch.nn.ParameterList(torch.zeros(num_heads, size, size, device=weight.device) for _ in range(num_blocks))
-        self.biases = torch.nn.ParameterList(torch.zeros(num_heads, size, device=weight.device) for _ in range(num_blocks))
-        self._head = weight[output_ids.to(weight.device)]
-        self._hard = hard
 
-    @property
-    def module(self) -> torch.nn.Module:
-        return self
+class MedusaLesson:
+    """module: the heads that are trained or judged. head: [v, d_model] rows of the target's output layer.
 
-    def loss(self, batch: Batch) -> Tensor:
-        """At position t head k, from 1, imitates what the target says at t + k."""
-        total = torch.zeros((), device=batch.ids.device)
-        num_heads = self.biases[0].shape[0]
+    fade: weight of a head over the one before.
+    """
+
+    fade = 0.8
+
+    def __init__(self, heads: Heads, head: Tensor, output_ids: Tensor) -> None:
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(part) for part in heads.weights)
+        self.biases = torch.nn.ParameterList(torch.nn.Parameter(part) for part in heads.biases)
+        self.module = torch.nn.ModuleList([self.weights, self.biases])
+        self.head = head
+        self.output_ids = output_ids
+        self._num_heads = heads.num_heads
+
+    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """By head, from 1: at position t head k imitates what the target says at t + k."""
         length = batch.ids.shape[1]
-        for head in range(min(num_heads, length - 1)):
-            ahead = head + 1
+        for ahead in range(1, min(self._num_heads, length - 1) + 1):
             chosen = batch.chosen[:, ahead:]
             states = batch.last[:, : length - ahead][chosen].to(self.biases[0].dtype)
             with fast_products(self.biases[0]):
                 for weight, bias in zip(self.weights, self.biases, strict=True):
-                    states = states + silu(torch.nn.functional.linear(states, weight[head], bias[head]))
-            total = total + imitation_loss(states, batch.last[:, ahead:][chosen], self._head, self._hard)
-        return total / num_heads
+                    states = states + silu(linear(states, weight[ahead - 1], bias[ahead - 1]))
+            yield states, batch.last[:, ahead:][chosen]
 
     def heads(self, target_sha256: str) -> Heads:
-        """The trained heads, bfloat16."""
+        """The heads as they are stored, bfloat16."""
         return Heads(
-            tuple(weight.detach().bfloat16() for weight in self.weights),
-            tuple(bias.detach().bfloat16() for bias in self.biases),
-            self.biases[0].shape[0],
+            tuple(weight.detach().to("cpu", torch.bfloat16) for weight in self.weights),
+            tuple(bias.detach().to("cpu", torch.bfloat16) for bias in self.biases),
+            self._num_heads,
             target_sha256=target_sha256,
         )

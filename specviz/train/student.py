@@ -1,43 +1,56 @@
-"""A draft model distilled from its target: some of its layers, trained to say what all of them say."""
+"""A draft model distilled from its target: some of its layers, trained to say what all of them say.
+
+Source: word-level distillation as in Zhou et al. (2023), DistillSpec, arXiv 2310.08461, on the target's own answers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specviz.models.trunk import build_trunk
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products, imitation_loss
+from specviz.train.loop import fast_products
 
-__all__ = ["StudentLesson"]
+__all__ = ["StudentLesson", "fresh_trunk"]
+
+
+def fresh_trunk(target: Any, layers: Sequence[int], output_ids: Tensor) -> Any:
+    """A trunk to start training from, float32 where it is trained.
+
+    Args:
+        layers: numbers of the target's layers that the draft's own begin as, from 1.
+        output_ids: [v] int64, the draft's output vocabulary.
+    """
+    trunk = build_trunk(target, len(layers), output_ids)
+    body = trunk.model
+    for own, number in zip(body.layers, layers, strict=True):
+        own.load_state_dict(target.model.layers[number - 1].state_dict())
+    body.norm.load_state_dict(target.model.norm.state_dict())
+    device = body.embed_tokens.weight.device
+    body.layers.to(device).float().requires_grad_(True)
+    body.norm.to(device).float().requires_grad_(True)
+    body.rotary_emb.to(device)
+    body.embed_tokens.requires_grad_(False)
+    return trunk
 
 
 class StudentLesson:
-    """module: what is trained, in float32; matrix products run in bfloat16."""
+    """module: the trunk that is trained or judged. head: [v, d_model] rows of the target's output layer."""
 
-    def __init__(self, target: Any, layers: tuple[int, ...], output_ids: Tensor, *, hard: float) -> None:
-        """
-        Args:
-            layers: numbers of the target's layers to begin with, from 1.
-            output_ids: [v] int64, the draft's output vocabulary.
-            hard: weight of the target's most likely token in what is imitated.
-        """
-        self.module = build_trunk(target, len(layers), output_ids)
-        body = self.module.model
-        for own, number in zip(body.layers, layers, strict=True):
-            own.load_state_dict(target.model.layers[number - 1].state_dict())
-        body.norm.load_state_dict(target.model.norm.state_dict())
-        body.layers.float().requires_grad_(True)
-        body.norm.float().requires_grad_(True)
-        body.embed_tokens.requires_grad_(False)
-        self._head = self.module.lm_head.weight.detach()
-        self._hard = hard
+    fade = 1.0
 
-    def loss(self, batch: Batch) -> Tensor:
+    def __init__(self, trunk: Any) -> None:
+        self.module = trunk
+        self.head: Tensor = trunk.lm_head.weight.detach()
+        self.output_ids: Tensor = trunk.output_ids
+
+    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """One depth: what the draft says behind every token of an answer, and what the target says there."""
         norm = self.module.model.norm.weight
         with fast_products(norm):
             embedded = self.module.model.embed_tokens(batch.ids).to(norm.dtype)
             states = self.module.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
-        return imitation_loss(states[batch.chosen], batch.last[batch.chosen], self._head, self._hard)
+        yield states[batch.chosen], batch.last[batch.chosen]
