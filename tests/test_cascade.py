@@ -12,7 +12,7 @@ from checks_table import table_of
 from fakes import ScriptDrafter, config, generator, ids_of, loaded_pair
 
 from specviz.config import SamplingParams
-from specviz.drafters import registry, stored
+from specviz.drafters import registry
 from specviz.drafters.base import DraftContext, Drafter, Outcome
 from specviz.drafters.cascade import CascadeDrafter
 from specviz.drafters.model import ModelDrafter
@@ -20,6 +20,7 @@ from specviz.drafters.ngram_table import NgramTableDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
 from specviz.errors import ConfigError
 from specviz.events import RunStarted
+from specviz.models import stored
 from specviz.models.session import Session
 from specviz.proposal import Proposal, Verdict
 from specviz.sampling import uniform_generator

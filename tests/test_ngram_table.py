@@ -21,11 +21,12 @@ from safetensors.numpy import load_file, save_file
 
 from specviz.cli import main
 from specviz.config import SamplingParams
-from specviz.drafters import registry, stored
+from specviz.drafters import registry
 from specviz.drafters.base import DraftContext
 from specviz.drafters.ngram_table import LONGEST_CONTEXT, Match, NgramTable, NgramTableDrafter, context_key, load_for
 from specviz.errors import ConfigError, ModelLoadError, SpecvizError
 from specviz.events import RunFinished, RunStarted
+from specviz.models import stored
 from specviz.models.catalog import default_pair_name
 from specviz.proposal import Proposal
 from specviz.sampling import uniform_generator

@@ -20,7 +20,7 @@ from specviz.drafters.base import DraftContext
 from specviz.drafters.feature import FeatureDrafter
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.registry import get_method
-from specviz.drafters.tree import parse_tree
+from specviz.drafters.tree import parse_growing, parse_tree
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import ModelInfo
 from specviz.generator import SpeculativeGenerator
@@ -98,7 +98,7 @@ def feature_drafter(target: Any, tree: str) -> tuple[FeatureDrafter, Any, Any]:
     parts = fresh_parts(24, 2, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     decoder = LeanDecoder.of(trunk)
     sizes = {"vocab_size": 60, "max_new_tokens": 60}
-    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, parse_tree(tree), **sizes), trunk, parts
+    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, parse_growing(tree) or parse_tree(tree), **sizes), trunk, parts
 
 
 def propose(drafter: FeatureDrafter, target: Any, ids: list[int], num_tokens: int, blocks: tuple[int, ...] = ()) -> Any:
@@ -178,6 +178,28 @@ def test_the_branches_of_a_feature_head() -> None:
         probs = torch.softmax(trunk.lm_head(said)[0], -1)
         place = int((trunk.output_ids == text[-1]).nonzero())
         assert abs(float(probs[place]) - tree.confidence[leaf]) < 1e-6
+
+
+def test_a_growing_tree_holds_the_likeliest_paths() -> None:
+    """Of all 20 nodes of a 4,4 tree, those with the largest products of q along their paths; parents come first."""
+    target = tiny_target(torch.float64)
+    full = propose(feature_drafter(target, "4,4")[0], target, IDS, 2)
+    products: dict[tuple[int, ...], float] = {}
+    for node in range(len(full)):
+        path, product, at = (), 1.0, node
+        while at != -1:
+            path, product, at = (int(full.token_ids[at]), *path), product * full.confidence[at], full.parents[at]
+        products[path] = product
+    for count in (1, 3, 6, 11):
+        grown = propose(feature_drafter(target, f"growing:{count}")[0], target, IDS, 2)
+        paths = []
+        for node, parent in enumerate(grown.parents):
+            assert parent < node
+            paths.append((*(paths[parent] if parent >= 0 else ()), int(grown.token_ids[node])))
+        best = sorted(products, key=lambda path: -products[path])[:count]
+        assert set(paths) == set(best)
+    with pytest.raises(ConfigError, match="1 to 64"):
+        parse_growing("growing:99")
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -284,7 +306,8 @@ def test_a_trained_draft_model_runs_and_the_text_is_plain(trained_here) -> None:
     sampled = RunConfig(method="draft-model", max_new_tokens=30, sampling=SamplingParams(temperature=1.0, seed=3))
     *events, finished = engine.stream("hello", sampled)
     assert finished.reason in ("length", "eos")
-    assert any(token.draft_prob is None or token.draft_prob > 0 for event in events for token in getattr(event, "drafted", ()))
+    drafted = [token for event in events for token in getattr(event, "drafted", ())]
+    assert drafted and all(token.draft_prob is None or token.draft_prob > 0 for token in drafted)
 
 
 def test_a_trained_draft_says_when_it_is_another_target_s(trained_here) -> None:
@@ -320,7 +343,12 @@ def test_damaged_trunks_are_refused_by_name(trained_here) -> None:
 
 def tiny_model_of_another_size() -> Any:
     config = LlamaConfig(
-        vocab_size=264, hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2, eos_token_id=None
+        vocab_size=264,
+        hidden_size=16,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        eos_token_id=None,
     )
     return LlamaForCausalLM(config).eval()
 

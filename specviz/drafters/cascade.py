@@ -20,9 +20,14 @@ from specviz.proposal import Proposal
 
 __all__ = ["FALLBACK", "MIN_MATCH", "TABLE_MATCH", "CascadeDrafter"]
 
-FALLBACKS = ("none", "draft-model", "quantized-copy")
+FALLBACKS = ("auto", "none", "feature", "draft-model", "quantized-copy")
 
-FALLBACK = Option("fallback", "none", "the model that drafts where lookup and table have nothing", choices=FALLBACKS)
+FALLBACK = Option(
+    "fallback",
+    "auto",
+    "the model that drafts where lookup and table have nothing; auto takes one that was trained for the pair, or none",
+    choices=FALLBACKS,
+)
 MIN_MATCH = Option("min_match", 2, "tokens that must match before prompt lookup is believed", 1, 4)
 TABLE_MATCH = Option("table_match", 1, "tokens of context that the table must know to be believed", 1, 4)
 
@@ -46,6 +51,8 @@ class CascadeDrafter:
             notes: sentences about the run, for the page.
         """
         self.notes = notes
+        self.needs = frozenset(need for drafter in drafters for need in drafter.needs)
+        self.taps = next((drafter.taps for drafter in drafters if hasattr(drafter, "taps")), None)
         self._drafters = tuple(drafters)
         self._min_match = dict(min_match or {})
 

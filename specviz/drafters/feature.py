@@ -8,6 +8,7 @@ Source: see `specviz.drafters.feature_head`; trees of fixed shape as in EAGLE, s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.feature_head import FeatureParts
-from specviz.drafters.tree import MAX_TREE_NODES, Tree
+from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
 from specviz.events import DraftNote
 from specviz.models.cache import InPlaceCache
@@ -71,7 +72,7 @@ class FeatureDrafter:
         parts: FeatureParts,
         output_ids: Tensor,
         taps: Sequence[int],
-        tree: Tree,
+        tree: Tree | GrowingTree,
         *,
         vocab_size: int,
         max_new_tokens: int,
@@ -113,8 +114,10 @@ class FeatureDrafter:
         assert context.target is not None, "the head reads the target's states"
         self._catch_up(context.token_ids, context.target)
         if self._behind is None:  # a prompt of one token: nothing has been through the target yet
-            return Proposal.empty(DraftNote("feature", "no hidden state yet"))
+            return Proposal.empty(DraftNote("tree", "no hidden state yet"))
         with torch.inference_mode():
+            if isinstance(self._tree, GrowingTree):
+                return self._grow(context, max_tokens, self._tree)
             if self._tree.is_chain:
                 return self._chain(context, max_tokens, rng)
             return self._branches(context, self._tree.cut(max_tokens, len(self._output_ids)))
@@ -167,8 +170,7 @@ class FeatureDrafter:
             x = self._parts.enter(self._decoder.embed(self._ids([token])), state[None])
             ahead = len(drafted) - 1
             state = self._pass(x, [self._read + ahead], ahead, None)[0]
-        words = f"{len(drafted)} {'token' if len(drafted) == 1 else 'tokens'} in a row"
-        note = DraftNote("feature", words, {"levels": [1] * len(drafted)})
+        note = _note([1] * len(drafted))
         return Proposal.chain(drafted, torch.stack(probs) if probs else None, confidence, note)
 
     def _branches(self, context: DraftContext, tree: Tree) -> Proposal:
@@ -201,10 +203,61 @@ class FeatureDrafter:
             behind = self._pass(x, [self._read + depth - 1] * len(level), len(read), seen)
             states |= dict(zip(level, behind, strict=True))
             read += level
-        levels = tree.levels()
-        words = f"{sum(levels)} candidates on {len(levels)} {'level' if len(levels) == 1 else 'levels'}"
-        note = DraftNote("feature", words, {"levels": levels})
-        return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), note)
+        return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), _note(tree.levels()))
+
+    def _grow(self, context: DraftContext, max_depth: int, tree: GrowingTree) -> Proposal:
+        """A tree that follows the head's own probabilities. A path's is the product along it, so a chosen candidate's
+        parent is always chosen too. Candidates are the head's best, not draws."""
+        assert self._behind is not None
+        ids, penalty = list(context.token_ids), context.sampling.repetition_penalty
+        breadth = min(tree.breadth, tree.num_nodes, len(self._output_ids))
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        sure: list[float] = []
+        paths: list[float] = []  # log-probability of each candidate's whole path
+        states: dict[int, Tensor] = {}
+        read: list[int] = []
+        level, behind = [-1], self._behind[None]
+        for depth in range(1, max_depth + 1):
+            logits = self._decoder.head(behind).cpu()
+            if penalty == 1.0:
+                best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1).topk(breadth)
+                found = self._output_ids[best.indices].tolist()
+            else:
+                full = torch.stack([penalise(self._spread(row), ids, penalty) for row in logits])
+                best = torch.log_softmax(full, -1).topk(breadth)
+                found = best.indices.tolist()
+            first = len(tokens)
+            for parent, row_tokens, row_values in zip(level, found, best.values.tolist(), strict=True):
+                for token, value in zip(row_tokens, row_values, strict=True):
+                    tokens.append(token)
+                    parents.append(parent)
+                    depths.append(depth)
+                    sure.append(min(1.0, math.exp(value)))
+                    paths.append(value + (paths[parent] if parent >= 0 else 0.0))
+            fresh = sorted(range(first, len(tokens)), key=lambda node: -paths[node])
+            last_in = sorted(paths, reverse=True)[: tree.num_nodes][-1] if len(paths) >= tree.num_nodes else -math.inf
+            level = sorted(node for node in fresh[:breadth] if paths[node] > last_in or last_in == -math.inf)
+            if depth == max_depth or not level:  # no path through these can still be among the likeliest
+                break
+            before = torch.stack([self._behind if parents[n] == -1 else states[parents[n]] for n in level])
+            x = self._parts.enter(self._decoder.embed(self._ids([tokens[n] for n in level])), before)
+            seen = self._tree_mask(level, read, parents)
+            behind = self._pass(x, [self._read + depth - 1] * len(level), len(read), seen)
+            states |= dict(zip(level, behind, strict=True))
+            read += level
+        chosen = sorted(sorted(range(len(tokens)), key=lambda node: (-paths[node], node))[: tree.num_nodes])
+        place = {node: row for row, node in enumerate(chosen)} | {-1: -1}
+        levels = [sum(depths[node] == depth for node in chosen) for depth in range(1, max(depths[n] for n in chosen) + 1)]
+        return Proposal(
+            torch.tensor([tokens[node] for node in chosen]),
+            tuple(place[parents[node]] for node in chosen),
+            None,
+            (),
+            tuple(sure[node] for node in chosen),
+            _note(levels),
+        )
 
     def _tree_mask(self, level: Sequence[int], read: Sequence[int], parents: Sequence[int]) -> Tensor:
         """[rows, keys] bool: each node of this level sees every token read, its ancestors and itself."""
@@ -249,3 +302,11 @@ class FeatureDrafter:
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), device=self._decoder.device)
+
+
+def _note(levels: list[int]) -> DraftNote:
+    if sum(levels) == len(levels):
+        words = f"{len(levels)} {'token' if len(levels) == 1 else 'tokens'} in a row"
+    else:
+        words = f"{sum(levels)} candidates on {len(levels)} {'level' if len(levels) == 1 else 'levels'}"
+    return DraftNote("tree", words, {"levels": levels})

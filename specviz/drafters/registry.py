@@ -17,7 +17,7 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
-from specviz.drafters.tree import TREE, Tree, parse_tree
+from specviz.drafters.tree import FEATURE_TREE, TREE, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
 from specviz.models.catalog import ModelPair
@@ -111,7 +111,7 @@ def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
         parts,
         trained.model.output_ids,
         taps,
-        _tree(config),
+        parse_growing(_tree_words(config)) or _tree(config),
         vocab_size=loaded.vocab_size,
         max_new_tokens=config.max_new_tokens,
         stop_below=config.stop_below,
@@ -128,7 +128,7 @@ def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
 
 
-_CASCADE_OPTIONS = (FALLBACK, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
+_CASCADE_OPTIONS = (FALLBACK, MIN_MATCH, TABLE_MATCH, MIN_COUNT, FEATURE_TREE)
 
 
 def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
@@ -137,6 +137,9 @@ def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
     min_count = {MIN_COUNT.name: settings[MIN_COUNT.name]}
     min_match = {"prompt-lookup": settings[MIN_MATCH.name], "ngram-table": settings[TABLE_MATCH.name]}
     fallback = settings[FALLBACK.name]
+    if fallback == "auto":
+        trained = (name for name in ("feature", "draft-model") if loaded.folder_of(name))
+        fallback = next(trained, "none")
     inner: list[Drafter] = [PromptLookupDrafter()]
     info: ModelInfo | None = None
     notes: tuple[str, ...] = ()
@@ -151,7 +154,8 @@ def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
         refusal = method.refusal(loaded)
         if refusal:
             raise ConfigError(f"fallback {fallback}: {refusal}")
-        model, info = method.build(loaded, replace(config, options={}))
+        tree = {option.name: settings[option.name] for option in method.options if option.name == FEATURE_TREE.name}
+        model, info = method.build(loaded, replace(config, options=tree))
         inner.append(model)
     return CascadeDrafter(inner, min_match=min_match, notes=notes), info
 
@@ -166,11 +170,15 @@ def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
 
 
 def _tree(config: RunConfig) -> Tree:
-    return parse_tree(str(config.options.get(TREE.name, TREE.default)))
+    return parse_tree(_tree_words(config))
 
 
 def _is_chain(config: RunConfig) -> bool:
-    return _tree(config).is_chain
+    return parse_growing(_tree_words(config)) is None and _tree(config).is_chain
+
+
+def _tree_words(config: RunConfig) -> str:
+    return str(config.options.get(TREE.name, TREE.default))
 
 
 def _medusa(loaded: LoadedPair, config: RunConfig) -> Built:
@@ -214,6 +222,7 @@ METHODS: dict[str, Method] = {
             _cascade,
             CascadeDrafter.needs,
             _CASCADE_OPTIONS,
+            _is_chain,
         ),
         Method(
             "lookahead",
@@ -248,7 +257,7 @@ METHODS: dict[str, Method] = {
             "exact",
             _feature,
             FeatureDrafter.needs,
-            (TREE,),
+            (FEATURE_TREE,),
             _is_chain,
             doubts=True,
         ),

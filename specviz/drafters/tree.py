@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from specviz.drafters.options import Option
 from specviz.errors import ConfigError
 
-__all__ = ["MAX_RANK", "MAX_TREE_NODES", "TREE", "Tree", "parse_tree"]
+__all__ = ["FEATURE_TREE", "MAX_RANK", "MAX_TREE_NODES", "TREE", "GrowingTree", "Tree", "parse_growing", "parse_tree"]
 
 TREE = Option("tree", "chain", "chain, or children per level such as 4,2,1, or paths of ranks such as paths:0/1/00/01")
+
+FEATURE_TREE = Option(
+    "tree",
+    "chain",
+    "chain, or growing:15 for the 15 likeliest candidates, or a fixed shape: children per level such as 4,2,1, or paths "
+    "of ranks such as paths:0/1/00/01",
+)
 
 MAX_RANK = 10
 """Guesses taken from one head. A path names them by one digit each."""
@@ -49,6 +56,30 @@ class Tree:
     def levels(self) -> list[int]:
         """Nodes on each level."""
         return [sum(len(path) == level for path in self.paths) for level in range(1, self.depth + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingTree:
+    """A draft whose shape follows the draft's own probabilities: `num_nodes` candidates with the likeliest paths, of
+    which `breadth` a level are read on. Source: Li et al. (2024), EAGLE-2, arXiv 2406.16858, section 4."""
+
+    num_nodes: int
+    breadth: int = 4
+
+
+def parse_growing(spec: str) -> GrowingTree | None:
+    """What "growing:15" means; None for the words that `parse_tree` reads.
+
+    Raises:
+        ConfigError: not a number of nodes from 1 to MAX_TREE_NODES.
+    """
+    text = spec.strip().lower()
+    if not text.startswith("growing"):
+        return None
+    number = text.removeprefix("growing").removeprefix(":").strip()
+    if not re.fullmatch(r"\d{1,3}", number) or not 1 <= int(number) <= MAX_TREE_NODES:
+        raise ConfigError(f"tree growing:N takes a number of candidates from 1 to {MAX_TREE_NODES}; got {spec[:40]!r}.")
+    return GrowingTree(int(number))
 
 
 def parse_tree(spec: str, max_depth: int = 15) -> Tree:

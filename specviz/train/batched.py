@@ -123,9 +123,10 @@ def _prefill(loaded: LoadedPair, ids: Tensor, cache: _RowsCache) -> None:
     num_rows, longest = ids.shape
     block = max(1, PREFILL_TOKENS // num_rows)
     for start in range(0, longest, block):
-        places = torch.arange(start, min(start + block, longest), device=ids.device)
-        seen = torch.arange(int(places[-1]) + 1, device=ids.device) <= places[:, None]
-        _pass(loaded, ids[:, places], places.expand(num_rows, -1), seen[None, None], cache)
+        stop = min(start + block, longest)
+        places = torch.arange(start, stop, device=ids.device)
+        seen = torch.arange(stop, device=ids.device) <= places[:, None]
+        _pass(loaded, ids[:, start:stop], places.expand(num_rows, -1), seen[None, None], cache)
 
 
 def _pass(loaded: LoadedPair, ids: Tensor, places: Tensor, seen: Tensor, cache: _RowsCache) -> Tensor:

@@ -13,6 +13,8 @@ from specviz.progress import Line
 
 __all__ = ["add_train_command"]
 
+_HELD = "numbers of topics to keep from training, besides every eighth"
+
 
 def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
     """Add `train` to the command line's sub-commands.
@@ -42,6 +44,7 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
     parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
     parser.add_argument("--min-count", type=int, default=1, metavar="N", help=count)
     parser.add_argument("--max-mb", type=float, default=4.0, metavar="X", help=size)
+    parser.add_argument("--hold-out", metavar="N,N", default="", help=_HELD)
 
     def run(options: argparse.Namespace) -> int:
         from specviz.train.ngrams import train_ngrams
@@ -54,6 +57,7 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
                 options.out,
                 min_count=options.min_count,
                 max_mb=options.max_mb,
+                hold_out=_numbers("hold-out", options.hold_out) if options.hold_out else (),
                 progress=line,
             )
         finally:
@@ -160,7 +164,6 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
     out = "folder to write into (default: where runs look for it)"
     size = "how many of the most frequent ids the draft can propose (default: 8192)"
     hard = "weight of the target's most likely token against its whole distribution, 0 to 1 (default: 0.5)"
-    held = "numbers of topics to keep from training, besides every eighth"
     parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path, help=corpus)
     parser.add_argument("--out", metavar="DIR", type=Path, help=out)
     parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
@@ -170,7 +173,7 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
     parser.add_argument("--output-size", type=int, metavar="N", help=size)
     parser.add_argument("--hard", type=float, metavar="X", help=hard)
     parser.add_argument("--seed", type=int, metavar="S", help="default: 0")
-    parser.add_argument("--hold-out", metavar="N,N", default="", help=held)
+    parser.add_argument("--hold-out", metavar="N,N", default="", help=_HELD)
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the target")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: one a core")

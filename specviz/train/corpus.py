@@ -63,7 +63,11 @@ class Corpus:
     @property
     def held_out(self) -> _Array:
         """[t] bool: tokens of the topics kept from training."""
-        return np.repeat(np.isin(self.topic, self.held_topics), np.diff(self.offsets))
+        return self.of_topics(self.held_topics)
+
+    def of_topics(self, topics: Sequence[int] | _Array) -> _Array:
+        """[t] bool: tokens of these topics."""
+        return np.repeat(np.isin(self.topic, topics), np.diff(self.offsets))
 
 
 def read_corpus(

@@ -107,6 +107,7 @@ def train_ngrams(
     *,
     min_count: int = 1,
     max_mb: float = 4.0,
+    hold_out: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Path:
     """Make a pair's table and its card.
@@ -116,6 +117,7 @@ def train_ngrams(
         out: folder to write into; None for the one in the cache where runs look first.
         min_count: leave out contexts whose best follower was seen less often.
         max_mb: 10^6 bytes the table may have.
+        hold_out: topics to leave uncounted besides every eighth.
     Returns:
         The folder.
     Raises:
@@ -134,7 +136,7 @@ def train_ngrams(
 
     corpus = read_corpus(files, encode, vocab_size, lambda text, part: report(text, 0.3 * part))
     held = corpus.learned & corpus.held_out
-    shown = corpus.learned & ~held
+    shown = corpus.learned & ~held & ~corpus.of_topics(hold_out)
     report(f"Counting {int(shown.sum())} tokens", 0.3)
     full = build_table(corpus, shown, vocab_size, min_count=min_count, target_sha256=sha256)
     table, floors = shrink(full, int(max_mb * 1e6) - 4096)  # the file's head takes up to 4 kB
