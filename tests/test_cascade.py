@@ -194,14 +194,15 @@ def test_what_is_reported_as_the_draft():
         found = entry.build(loaded, config("cascade", options=options))[1]
         return found.name if found else ""
 
-    assert info() == "n-gram table"
+    assert info(fallback="none") == "n-gram table"
+    assert info().startswith("feature of tiny"), "auto takes what was trained for the pair"
     assert info(fallback="draft-model") == "tiny-draft"
 
 
 def test_settings_are_refused_by_name():
     engine = generator(wild_llama(1))
     for options, needle in (
-        ({"fallback": "magic"}, "fallback must be one of none, draft-model, quantized-copy"),
+        ({"fallback": "magic"}, "fallback must be one of auto, none, feature, draft-model, quantized-copy"),
         ({"min_match": 0}, "min-match"),
         ({"table_match": 5}, "table-match"),
         ({"min_count": 0}, "min-count"),

@@ -655,7 +655,9 @@ def test_case_46_a_draft_that_reads_less_than_the_target():
         assert any(step.drafted for step in steps_of(events)) == (prompt_len < 32)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if Need.LAYERS not in registry.METHODS[name].needs])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if not registry.METHODS[name].needs & {Need.LAYERS, Need.STATES}]
+)
 @pytest.mark.parametrize("exact", [False, True])
 def test_case_47_a_target_with_64_learned_positions(method, exact):
     """Case 47: prompt 60 of 64, 20 tokens asked for, gamma 8 (exact: 92 of 96, gamma 7); reason `context`, with a

@@ -707,7 +707,7 @@ def test_case_100_missing_package_says_what_to_install(package, tiny_folder, mon
     real = loader.importlib.util.find_spec
     monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None if name == package else real(name))
     with pytest.raises(ModelLoadError, match=f"pip install {package}.*--draft-quant"):
-        load_draft(loaded)
+        load_draft(loaded, "nf4")
     assert load_draft(loaded, "bfloat16")[1].quantization == "bfloat16"
 
 

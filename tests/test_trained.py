@@ -335,10 +335,10 @@ def test_damaged_trunks_are_refused_by_name(trained_here) -> None:
     ):
         (folder / "draft.json").write_text(json.dumps(change(json.loads(good))))
         with pytest.raises(ModelLoadError, match=words):
-            load_trunk(folder, loaded.target)
+            load_trunk(folder, loaded.target, 260)
     (folder / "draft.json").write_text(good)
     with pytest.raises(ModelLoadError, match="this target needs"):
-        load_trunk(folder, tiny_model_of_another_size())
+        load_trunk(folder, tiny_model_of_another_size(), 260)
 
 
 def tiny_model_of_another_size() -> Any:

@@ -138,7 +138,7 @@ def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
     min_match = {"prompt-lookup": settings[MIN_MATCH.name], "ngram-table": settings[TABLE_MATCH.name]}
     fallback = settings[FALLBACK.name]
     if fallback == "auto":
-        trained = (name for name in ("feature", "draft-model") if loaded.folder_of(name))
+        trained = (n for n in ("feature", "draft-model") if loaded.folder_of(n) and not get_method(n).refusal(loaded))
         fallback = next(trained, "none")
     inner: list[Drafter] = [PromptLookupDrafter()]
     info: ModelInfo | None = None

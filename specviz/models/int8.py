@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Int8Linear", "quantize_int8"]
+__all__ = ["INPUT_BLOCK", "Int8Linear", "quantize_int8"]
+
+INPUT_BLOCK = 16
+"""torch's product reads this many inputs at once and past the end of others: a crash, not an error."""
 
 
 class Int8Linear(torch.nn.Module):
@@ -28,6 +31,8 @@ class Int8Linear(torch.nn.Module):
             weight: [out, in] of any float type. bias: [out] or None.
         """
         super().__init__()
+        if weight.shape[1] % INPUT_BLOCK:
+            raise ValueError(f"8-bit layers need inputs by {INPUT_BLOCK}; got {weight.shape[1]}.")
         wide = weight.detach().float()
         scale = wide.abs().amax(-1).clamp(min=1e-12) / 127.0
         quantized = torch.round(wide / scale[:, None]).clamp(-127, 127).to(torch.int8)
@@ -59,9 +64,12 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize_int8(model: Any) -> Any:
-    """Replace every linear layer of a causal LM, the output head included; embeddings stay as they are. In place."""
+    """Replace the linear layers of a causal LM, the output head included; embeddings stay as they are. In place.
+
+    Layers whose inputs are no multiple of INPUT_BLOCK stay too.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear:
+            if type(child) is torch.nn.Linear and child.in_features % INPUT_BLOCK == 0:
                 setattr(parent, name, Int8Linear(child.weight, child.bias))
     return model

@@ -247,7 +247,7 @@ def load_trained(
             )
         (progress or silent)(f"Loading the trained draft as {quant}", None)
         loaded.drop_draft()
-        model, extra, about = load_trunk(folder, loaded.target)
+        model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
         num_params = _num_params(model)
         _hold_trunk(model, quant, loaded, name)

@@ -56,7 +56,8 @@ def build_trunk(target: Any, num_layers: int, output_ids: Tensor) -> Any:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_layers]
     config.vocab_size, config.pad_token_id, config.tie_word_embeddings = 8, None, False  # 8: replaced two lines below
-    model = type(target)(config)
+    with torch.random.fork_rng():  # the weights it begins with are drawn, and all of them replaced
+        model = type(target)(config)
     config.vocab_size = vocab_size
     model.model.embed_tokens = target.model.embed_tokens
     weight = target.get_output_embeddings().weight.detach()
@@ -102,9 +103,11 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
     return manifest
 
 
-def load_trunk(folder: Path, target: Any) -> tuple[Any, dict[str, Tensor], Mapping[str, Any]]:
+def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[str, Tensor], Mapping[str, Any]]:
     """The trunk in a folder, on the target's device and in its number format.
 
+    Args:
+        vocab_size: ids at or above are left out of what it can propose.
     Returns:
         The model, the tensors that do not belong to it, and the manifest.
     Raises:
@@ -122,6 +125,7 @@ def load_trunk(folder: Path, target: Any) -> tuple[Any, dict[str, Tensor], Mappi
     ids = tensors.pop("output_ids", torch.zeros(0)).to(torch.int64)
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0] or len(ids.unique()) != len(ids):
         raise ModelLoadError("The trained draft's list of output ids is missing, or not of this target's vocabulary.")
+    ids = ids[ids < vocab_size]
     with torch.no_grad():
         model = build_trunk(target, num_layers, ids)
         wanted = {"norm.weight": model.model.norm.weight}
