@@ -98,7 +98,8 @@ def feature_drafter(target: Any, tree: str) -> tuple[FeatureDrafter, Any, Any]:
     parts = fresh_parts(24, 2, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     decoder = LeanDecoder.of(trunk)
     sizes = {"vocab_size": 60, "max_new_tokens": 60}
-    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, parse_growing(tree) or parse_tree(tree), **sizes), trunk, parts
+    shape = parse_growing(tree) or parse_tree(tree)
+    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, shape, **sizes), trunk, parts
 
 
 def propose(drafter: FeatureDrafter, target: Any, ids: list[int], num_tokens: int, blocks: tuple[int, ...] = ()) -> Any:
@@ -221,8 +222,8 @@ def test_the_loss_is_a_cross_entropy_and_its_gradient_is_right() -> None:
 
 
 def plan_for(kind: str, loaded: LoadedPair, **more: Any) -> Plan:
-    settings = {**default_plan(kind, loaded.num_layers), "steps": 60, "batch": 6, "lr": 5e-3, "output_size": 128, **more}
-    return Plan(kind, "tiny-train", **settings)
+    small = {"steps": 60, "batch": 6, "lr": 5e-3, "output_size": 128}
+    return Plan(kind, "tiny-train", **{**default_plan(kind, loaded.num_layers), **small, **more})
 
 
 @pytest.fixture
@@ -251,17 +252,17 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
     folder = train_on(material, plan, trained_here / "whole", report)
     assert losses[-1] < 0.9 * losses[0], "it learns"
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def break_off(message: str, fraction: float | None) -> None:
         if message.startswith("Step 23 "):
-            raise Stop
+            raise StopError
 
     monkeypatch.setenv("SPECVIZ_CACHE", str(trained_here / "again"))
     monkeypatch.setattr(drafts, "Schedule", partial(loop.Schedule, save_every=10))
     again = gather(loaded, [corpus], plan)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train_on(again, plan, trained_here / "parts", break_off)
     train_on(again, plan, trained_here / "parts")
     first, second = weights_in(folder), weights_in(trained_here / "parts")
@@ -299,8 +300,9 @@ def test_a_trained_draft_model_runs_and_the_text_is_plain(trained_here) -> None:
     loaded.draft_folders["draft-model"] = train_on(gather(loaded, [corpus], plan), plan, trained_here / "out")
     engine = SpeculativeGenerator(loaded)
     for quant in ("auto", "float32"):
-        *_, mine = engine.stream("hello", RunConfig(method="draft-model", max_new_tokens=40, draft_quant=quant, exact=True))
-        *_, plain = engine.stream("hello", RunConfig(method="plain", max_new_tokens=40, exact=True))
+        settings = {"max_new_tokens": 40, "exact": True}
+        *_, mine = engine.stream("hello", RunConfig(method="draft-model", draft_quant=quant, **settings))
+        *_, plain = engine.stream("hello", RunConfig(method="plain", **settings))
         assert mine.token_ids == plain.token_ids
     assert loaded.draft_info is not None and "2 of 3 layers" in loaded.draft_info.name
     sampled = RunConfig(method="draft-model", max_new_tokens=30, sampling=SamplingParams(temperature=1.0, seed=3))

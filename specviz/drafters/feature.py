@@ -249,7 +249,8 @@ class FeatureDrafter:
             read += level
         chosen = sorted(sorted(range(len(tokens)), key=lambda node: (-paths[node], node))[: tree.num_nodes])
         place = {node: row for row, node in enumerate(chosen)} | {-1: -1}
-        levels = [sum(depths[node] == depth for node in chosen) for depth in range(1, max(depths[n] for n in chosen) + 1)]
+        reached = [depths[node] for node in chosen]
+        levels = [reached.count(depth) for depth in range(1, max(reached) + 1)]
         return Proposal(
             torch.tensor([tokens[node] for node in chosen]),
             tuple(place[parents[node]] for node in chosen),

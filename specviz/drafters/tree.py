@@ -16,7 +16,7 @@ TREE = Option("tree", "chain", "chain, or children per level such as 4,2,1, or p
 FEATURE_TREE = Option(
     "tree",
     "chain",
-    "chain, or growing:15 for the 15 likeliest candidates, or a fixed shape: children per level such as 4,2,1, or paths "
+    "chain, or growing:7 for the 7 likeliest candidates, or a fixed shape: children per level such as 4,2,1, or paths "
     "of ranks such as paths:0/1/00/01",
 )
 

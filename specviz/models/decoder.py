@@ -119,7 +119,7 @@ class TransformersDecoder:
         model = self._model()
         assert model is not None, "the model has been released"
         output = model(**arguments)
-        states = output.hidden_states if hidden or taps else ()
+        states: Any = output.hidden_states if hidden or taps else None
         return (
             output.logits[0, -num_logits:],
             states[-1][0] if hidden else None,

@@ -1,8 +1,9 @@
 """Linear layers held in 8 bits, for drafts on a CPU: torch's weight-only product behind one small module.
 
 One scale an output row, weights symmetric around 0. Activations go in as bfloat16: torch's product for float32 ones
-takes five to forty times as long. A pass reads half the bytes of bfloat16, and on few rows it is bytes that cost time. bitsandbytes' LLM.int8 quantizes activations too and is three
-times slower on a CPU; on a GPU it is the better one and is used there.
+takes five to forty times as long. A pass reads half the bytes of bfloat16, and on few rows it is bytes that cost time.
+bitsandbytes' LLM.int8 quantizes activations too and is three times slower on a CPU; on a GPU it is the better one and
+is used there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Int8Linear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
-        out = torch._weight_int8pack_mm(rows, self.weight, self.scale).view(*x.shape[:-1], self.out_features).to(x.dtype)
+        flat = torch._weight_int8pack_mm(rows, self.weight, self.scale)
+        out = flat.view(*x.shape[:-1], self.out_features).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
     def dequantized(self) -> Tensor:

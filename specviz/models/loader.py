@@ -249,7 +249,8 @@ def load_trained(
         loaded.drop_draft()
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
-        num_params = _num_params(model)
+        shared = loaded.target.get_input_embeddings().weight
+        num_params = _num_params(model) - shared.numel()
         _hold_trunk(model, quant, loaded, name)
         info = ModelInfo(
             name=name,
@@ -259,9 +260,9 @@ def load_trained(
             dtype=str(loaded.dtype).removeprefix("torch."),
             quantization=quant,
             num_params=num_params,
-            num_bytes=_num_bytes(model) - loaded.target.get_input_embeddings().weight.nbytes,
+            num_bytes=_num_bytes(model) - shared.nbytes,
         )
-        notes = ()
+        notes: tuple[str, ...] = ()
         ours, theirs = loaded.target_info.sha256, str(about.get("target_sha256", ""))
         if ours and theirs and ours != theirs:
             notes = (

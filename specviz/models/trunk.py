@@ -1,4 +1,4 @@
-"""A few decoder layers between the target's own embedding and rows of its output layer: what trained drafts are made of.
+"""A few decoder layers between the target's own embedding and rows of its output layer: what trained drafts consist of.
 Only the layers and a norm are stored; embedding and head are the target's, shared in memory.
 
 The output vocabulary may be trimmed to the ids that answers mostly consist of: the head is the dearest part of a small

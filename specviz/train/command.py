@@ -23,14 +23,21 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
         commands: what `ArgumentParser.add_subparsers` returned.
         progress: opens a progress line on standard error.
     """
-    train = commands.add_parser("train", help="make a draft for a pair from a corpus")
+    train = commands.add_parser(
+        "train",
+        help="make a draft for a pair from a corpus",
+        description="Make drafts that know their target. First `corpus` lets the target answer prompts; student, "
+        "feature, medusa and ngrams learn from its answers. An interrupted training goes on where it stopped when the "
+        "same command is given again, and ends in the same weights. A draft is put where runs look for it, with a card "
+        "that says how good it is on topics it has not seen.",
+    )
     kinds = train.add_subparsers(required=True, metavar="WHAT")
-    _add_ngrams(kinds, progress)
-    _add_import(kinds, progress)
     _add_corpus(kinds, progress)
     _add_student(kinds, progress)
     _add_feature(kinds, progress)
     _add_medusa(kinds, progress)
+    _add_ngrams(kinds, progress)
+    _add_import(kinds, progress)
 
 
 def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:

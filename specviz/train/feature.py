@@ -30,7 +30,7 @@ class FeatureLesson:
         Args:
             depth: drafted tokens in a row to learn, from 1.
         """
-        self.module = torch.nn.ModuleDict({"trunk": trunk, "parts": parts})
+        self.module: torch.nn.Module = torch.nn.ModuleDict({"trunk": trunk, "parts": parts})
         self.head: Tensor = trunk.lm_head.weight.detach()
         self.output_ids: Tensor = trunk.output_ids
         self._trunk = trunk

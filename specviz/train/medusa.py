@@ -39,7 +39,7 @@ class MedusaLesson:
     def __init__(self, heads: Heads, head: Tensor, output_ids: Tensor) -> None:
         self.weights = torch.nn.ParameterList(torch.nn.Parameter(part) for part in heads.weights)
         self.biases = torch.nn.ParameterList(torch.nn.Parameter(part) for part in heads.biases)
-        self.module = torch.nn.ModuleList([self.weights, self.biases])
+        self.module: torch.nn.Module = torch.nn.ModuleList([self.weights, self.biases])
         self.head = head
         self.output_ids = output_ids
         self._num_heads = heads.num_heads
