@@ -88,6 +88,19 @@ def test_catalog_names_a_default_and_pins_every_revision():
     assert pairs["llama-3.2-3b"].gated
 
 
+def test_catalog_names_the_drafts_that_come_along():
+    """Each lies in its folder with a card, in files that need no large-file storage, for this target."""
+    for pair in load_catalog().values():
+        folder = ROOT / "assets" / "drafts" / pair.name
+        found = {place.name for place in folder.iterdir()} if folder.is_dir() else set()
+        assert set(pair.drafts) == found
+        for place in found:
+            assert (folder / place / "card.md").exists()
+            assert all(file.stat().st_size < 9_000_000 for file in (folder / place).iterdir())
+            if pair.target.wheel:
+                assert pair.target.wheel.gguf_sha256 in (folder / place / "card.md").read_text()
+
+
 def test_unknown_pair_lists_the_names():
     with pytest.raises(ConfigError, match=r"smollm2-135m, .*llama-3\.2-3b"):
         get_pair("gpt-5")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specviz.config import GREEDY_BELOW, RunConfig, SamplingParams
 from specviz.errors import ConfigError
-from specviz.sampling import choose, draw, own_probability, penalise, probabilities, residual, uniform_generator
+from specviz.sampling import choose, draw, own_probability, penalise, probabilities, residual, spread, uniform_generator
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, 1.0, -3.0], dtype=torch.float64)
 
@@ -182,3 +182,13 @@ def test_whole_floats_become_ints() -> None:
     config = RunConfig(gamma=3.0, sampling=SamplingParams(top_k=5.0))  # type: ignore[arg-type]
     assert (config.gamma, config.sampling.top_k) == (3, 5)
     assert isinstance(config.gamma, int)
+
+
+def test_spread_puts_a_draft_s_logits_where_its_tokens_are() -> None:
+    row = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
+    low = float("-inf")
+    assert spread(row, torch.tensor([4, 0, 2]), 6).tolist() == [2.0, low, 3.0, low, 1.0, low]
+    assert spread(row, None, 2).tolist() == [1.0, 2.0]
+    assert spread(row, None, 5).tolist() == [1.0, 2.0, 3.0, low, low]
+    assert spread(row.double(), None, 3).dtype == torch.float64
+    assert spread(row, None, 3).dtype == torch.float32

@@ -410,3 +410,44 @@ def test_case_35_a_draft_with_a_short_window_ends_the_run_before_its_first_token
     play(
         engine, ids_from(1, 20), config("draft-model", max_new_tokens=12), plain=sequential(wild(), ids_from(1, 20), 12)
     )
+
+
+@pytest.mark.parametrize("make", [wild, gpt2])
+@pytest.mark.parametrize("width", [0, 8])
+def test_states_of_every_token_that_counts_are_handed_out_once(make, width):
+    """Through prefill in pieces, a kept branch of a tree, a refused chain and a roll-back: the states behind the tapped
+    layer and behind the last norm are those of one pass over the text, each token's once, from a told index on."""
+    model = make()
+    session = Session(model, capacity=400, width=width, taps=(1,))
+    text = ids_from(4, 300)
+
+    def check(length: int) -> None:
+        states = model(input_ids=torch.tensor([text[:length]]), output_hidden_states=True).hidden_states
+        wanted = torch.stack((states[1][0], states[-1][0]), 1)
+        first, got = session.take_states()
+        assert first + len(got) == length == session.length
+        assert torch.allclose(got, wanted[first:], atol=CLOSE)
+
+    session.extend(text[:280])
+    check(280)
+    session.score(text[280], torch.tensor([7, text[281], text[282], 9]), (-1, -1, 1, 1))
+    session.keep_path([1, 2])
+    check(283)
+    session.score(text[283], torch.tensor([5, 6]), (-1, 0))
+    session.keep_path([])
+    session.score(text[284], torch.tensor([text[285]]), (-1,))
+    session.keep_path([0])
+    session.roll_back(285)
+    check(285)
+    session.roll_back(280)
+    text[280] = 11
+    session.extend(text[280:283])
+    assert session.take_states()[0] == 280
+    session.close()
+
+
+def test_states_are_only_collected_where_asked_for():
+    session = Session(wild(), capacity=20)
+    session.extend([1, 2, 3])
+    with pytest.raises(AssertionError, match="not asked"):
+        session.take_states()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specviz.bench.prompts import PROMPTS, names_in, read_entries
+from specviz.bench.table import print_table, show
 from specviz.errors import ConfigError
 from specviz.progress import Line
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_bench_command"]
 
-PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "bench" / "prompts.jsonl"
 METHODS = "plain,prompt-lookup,cascade,quantized-copy"
 PEERS = "plain,prompt-lookup"
 
@@ -56,16 +57,16 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
 
     repeat = check_int("repeat", options.repeat, 1, 100)
     per_regime = check_int("per-regime", options.per_regime, 1, 1000)
-    methods = ["plain", *(name for name in _names(options.methods) if name != "plain")]
+    methods = ["plain", *(name for name in names_in(options.methods) if name != "plain")]
     for name in methods:
         get_method(name)
     engine = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=line))
     report = engine.exactness_report(progress=lambda part: line("Self-test", part))
-    entries = _entries(options.prompts, per_regime, engine)
+    entries = read_entries(options.prompts, per_regime, engine)
     # The baseline is plain decoding at one row a pass; methods run as their defaults decide on this machine.
     contestants = [specviz_method(engine, RunConfig(method="plain", exact=False))]
     contestants += [specviz_method(engine, RunConfig(method=name, gamma=options.gamma)) for name in methods[1:]]
-    contestants += [peer(name, engine, options.gamma) for name in _names(options.peers)]
+    contestants += [peer(name, engine, options.gamma) for name in names_in(options.peers)]
     scores = contest(contestants, entries, limit=options.max_new_tokens, repeat=repeat, progress=line)
     line("Measuring passes", None)
     costs = measure_passes(engine)
@@ -92,34 +93,6 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
         )
     )
     return 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _entries(path: Path, per_regime: int, engine: Any) -> list[Entry]:
-    """The first prompts of each regime, as ids. Raises ConfigError for a file that is not of prompts."""
-    from specviz.bench.runner import Entry
-    from specviz.models.chat import encode_prompt
-
-    taken: dict[str, int] = {}
-    entries: list[Entry] = []
-    try:
-        for text in path.read_text(encoding="utf-8").splitlines():
-            if not text.strip():
-                continue
-            item = json.loads(text)
-            regime = str(item.get("regime", "all"))
-            taken[regime] = taken.get(regime, 0) + 1
-            if taken[regime] <= per_regime:
-                ids, _ = encode_prompt(engine.loaded.tokenizer, item["prompt"], False)
-                entries.append(Entry(str(item.get("id", len(entries))), regime, tuple(ids)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"The prompts in {str(path)!r} cannot be read: {error}.") from error
-    if not entries:
-        raise ConfigError(f"{str(path)!r} holds no prompts.")
-    return entries
 
 
 def _row(score: Score, scores: list[Score], entries: list[Entry]) -> dict[str, Any]:
@@ -172,20 +145,13 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             [
                 row["name"],
                 f"{row['tokens_per_s']:.1f}",
-                _show(spread, 0),
-                *(_show(f, 2) for f in figures),
+                show(spread, 0),
+                *(show(f, 2) for f in figures),
                 shares,
                 equal,
             ]
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    for line in lines:
-        print(
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(line, widths, strict=True))
-            )
-        )
+    print_table(lines)
     print(_LEGEND)
 
 
@@ -193,10 +159,6 @@ _LEGEND = """
 Rates are medians of decoding behind the first step; ± is their range over repeats. Ratios are geometric means over
 prompts. plain has one row a pass. equal compares with plain's ids; at other widths near-ties may fall the other way.
 """
-
-
-def _show(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _write_csv(path: Path, scores: list[Score]) -> None:

@@ -24,12 +24,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Score:
-    """All results of one contestant. rates: tokens a second by prompt, one a repeat."""
+    """All results of one contestant. rates: tokens a second by prompt, one a repeat. counters: of all repeats, by prompt;
+    totals: of all prompts.
+    """
 
     name: str
     rates: dict[str, list[float]] = field(default_factory=dict)
     prefills: list[float] = field(default_factory=list)
     answers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    counters: dict[str, Counters] = field(default_factory=dict)
     totals: Counters = field(default_factory=Counters)
     has_counters: bool = False
 
@@ -40,6 +43,7 @@ class Score:
         self.answers[entry.name] = result.token_ids
         if result.counters is not None:
             self.has_counters = True
+            self.counters.setdefault(entry.name, Counters()).merge(result.counters)
             self.totals.merge(result.counters)
 
     def speed_up(self, base: Score, names: Sequence[str]) -> float | None:

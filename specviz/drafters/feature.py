@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
-from specviz.drafters.feature_head import FeatureParts
+from specviz.drafters.feature_head import EagleParts, FeatureParts, FusedParts
 from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
 from specviz.events import DraftNote
@@ -27,30 +27,42 @@ from specviz.models.session import PREFILL_ROWS, Session
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, penalise, probabilities, spread
 
-__all__ = ["FeatureDrafter", "read_parts"]
+__all__ = ["EAGLE", "FeatureDrafter", "read_parts"]
+
+EAGLE = "eagle"
+"""What a manifest says under "parts" where an EAGLE head of other people was taken over."""
 
 
 def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
     """What stands before the layer, in the trunk's number format, and the taps.
 
     Raises:
-        ModelLoadError: missing, or of another size.
+        ModelLoadError: missing, of another size, or of a kind that this version does not know.
     """
+    kind = trained.about.get("parts", "")
+    if kind == EAGLE:
+        size = trained.model.get_input_embeddings().weight.shape[1]
+        bias = _part(trained, "fc.bias", (size,)) if "fc.bias" in trained.extra else None
+        return EagleParts(_part(trained, "fc.weight", (size, 2 * size)), bias), ()
+    if kind:
+        raise ModelLoadError(f"The feature head has parts of the kind {str(kind)[:40]!r}, which are not known here.")
     taps = trained.about.get("taps")
-    embedding = trained.model.get_input_embeddings().weight
-    size = embedding.shape[1]
+    size = trained.model.get_input_embeddings().weight.shape[1]
     num_layers = trained.about.get("target_layers")
     if not isinstance(taps, list) or not all(type(tap) is int and tap >= 1 for tap in taps):
         raise ModelLoadError("The feature head does not say which of the target's layers it reads.")
     if type(num_layers) is not int or sorted(set(taps)) != taps or any(tap >= num_layers for tap in taps):
         raise ModelLoadError("The feature head reads layers that this target does not have.")
-    tensors = []
-    for name, shape in (("fuse", (size, (len(taps) + 1) * size)), ("mix", (size, 2 * size))):
-        tensor = trained.extra.get(name)
-        if tensor is None or tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"The feature head lacks {name} of shape {shape}.")
-        tensors.append(tensor.to(embedding.device, embedding.dtype))
-    return FeatureParts(*tensors).requires_grad_(False), tuple(taps)
+    fuse, mix = _part(trained, "fuse", (size, (len(taps) + 1) * size)), _part(trained, "mix", (size, 2 * size))
+    return FusedParts(fuse, mix).requires_grad_(False), tuple(taps)
+
+
+def _part(trained: TrainedDraft, name: str, shape: tuple[int, ...]) -> Tensor:
+    tensor = trained.extra.get(name)
+    if tensor is None or tuple(tensor.shape) != shape:
+        raise ModelLoadError(f"The feature head lacks {name} of shape {shape}.")
+    embedding = trained.model.get_input_embeddings().weight
+    return tensor.to(embedding.device, embedding.dtype)
 
 
 _ROOM = 1 + MAX_TREE_NODES

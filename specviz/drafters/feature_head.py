@@ -2,10 +2,10 @@
 
 At position t it combines what the target knew behind token t (its states behind a middle layer or two and behind the
 last one) with the embedding of token t + 1; the layer makes of it what predicts token t + 2. For the next drafted token
-the layer's own output takes the place of the target's states.
+the layer's own output takes the place of the target's states. Heads that others trained do so in their own way.
 
 Source: Li et al. (2024), EAGLE, arXiv 2401.15077, section 4; states of several layers and training on the head's own
-outputs from EAGLE-3, arXiv 2503.01840, section 3.
+outputs from EAGLE-3, arXiv 2503.01840, section 3. EagleParts as in SafeAILab/EAGLE, eagle/model/cnets1.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
-__all__ = ["FeatureParts", "fresh_parts"]
+__all__ = ["EagleParts", "FeatureParts", "FusedParts", "fresh_parts"]
 
 _EPS = 1e-5
 
 
 class FeatureParts(torch.nn.Module):
-    """fuse: [d_model, (k + 1) d_model] over the target's k tapped states and its last. mix: [d_model, 2 d_model] over
-    the embedding of the token and the fused state, or the layer's output."""
+    """One way to make the layer's input."""
+
+    def begin(self, states: Tensor) -> Tensor:
+        """[..., k + 1, d_model] states of the target, its k taps and its last, to [..., d_model]."""
+        raise NotImplementedError
+
+    def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
+        """[..., d_model] embedding of a token and state behind its predecessor to [..., d_model], the layer's input.
+        That state is from `begin`, or the layer's own output."""
+        raise NotImplementedError
+
+
+class FusedParts(FeatureParts):
+    """What `specviz train feature` learns: every input is normalised.
+
+    fuse: [d_model, (k + 1) d_model] over the target's states. mix: [d_model, 2 d_model] over embedding and state.
+    """
 
     fuse: Tensor
     mix: Tensor
@@ -32,21 +47,43 @@ class FeatureParts(torch.nn.Module):
         self.mix = torch.nn.Parameter(mix, requires_grad=mix.dtype == torch.float32)
 
     def begin(self, states: Tensor) -> Tensor:
-        """[..., k + 1, d_model] states of the target to [..., d_model]."""
         return linear(_normed(states).flatten(-2), self.fuse)
 
     def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
-        """[..., d_model] embedding of a token and state behind its predecessor to [..., d_model], the layer's input."""
         return linear(torch.cat((_normed(embedding), _normed(state)), -1), self.mix)
+
+
+class EagleParts(FeatureParts):
+    """EAGLE-1 and EAGLE-2 (their weights are alike): the target's last state as it is, no norms, no taps.
+
+    mix: [d_model, 2 d_model] over embedding and state. bias: [d_model], or None.
+
+    The authors' `topK_generate` counts places as our drafter does: state t with token t + 1 stands at t, and the first
+    token that is drafted at the place behind. A constant shift would change nothing, as RoPE sees differences only.
+    """
+
+    mix: Tensor
+    bias: Tensor | None
+
+    def __init__(self, mix: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mix", mix)
+        self.register_buffer("bias", bias)
+
+    def begin(self, states: Tensor) -> Tensor:
+        return states[..., -1, :]
+
+    def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
+        return linear(torch.cat((embedding, state), -1), self.mix, self.bias)
 
 
 def _normed(x: Tensor) -> Tensor:
     return rms_norm(x, x.shape[-1:], eps=_EPS)
 
 
-def fresh_parts(hidden_size: int, num_taps: int, rng: torch.Generator) -> FeatureParts:
+def fresh_parts(hidden_size: int, num_taps: int, rng: torch.Generator) -> FusedParts:
     """Parts to start training from, float32: the layer reads the sum of embedding and last state."""
     eye = torch.eye(hidden_size)
     fuse = torch.empty(hidden_size, (num_taps + 1) * hidden_size).normal_(0, 0.2 / hidden_size**0.5, generator=rng)
     fuse[:, -hidden_size:] += eye
-    return FeatureParts(fuse, torch.cat((eye, eye), 1))
+    return FusedParts(fuse, torch.cat((eye, eye), 1))

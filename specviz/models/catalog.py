@@ -70,6 +70,7 @@ class ModelPair:
     """A target and what drafts for it. draft: None for a copy of the target itself.
 
     draft_quant: how the draft is held unless asked otherwise: one of DRAFT_QUANTS, or auto for what is fastest.
+    drafts: the methods that specviz brings a trained draft for, in assets/drafts/<name>/<method>/.
     memory_gb: 10^9 bytes a run needs in bfloat16 with that draft, Python and its libraries included.
     """
 
@@ -78,6 +79,7 @@ class ModelPair:
     target: WeightSource
     draft: WeightSource | None = None
     draft_quant: str = "auto"
+    drafts: tuple[str, ...] = ()
     memory_gb: float = 0.0
     summary: str = ""
 
@@ -180,6 +182,7 @@ def _custom_source(text: str, local: bool) -> WeightSource:
 
 def _pair(name: str, entry: dict[str, Any]) -> ModelPair:
     fields = {key: value for key, value in entry.items() if key not in ("target", "draft")}
+    fields["drafts"] = tuple(fields.get("drafts", ()))
     draft = _source(entry["draft"]) if "draft" in entry else None
     pair = ModelPair(name=name, target=_source(entry["target"]), draft=draft, **fields)
     if pair.draft_quant != "auto":

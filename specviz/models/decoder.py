@@ -150,7 +150,7 @@ class LeanDecoder:
         self._embedding = body.embed_tokens.weight
         self._dtype = self._embedding.dtype
         self._layers = [_Layer(layer) for layer in body.layers]
-        self._norm = _Norm(body.norm)
+        self._norm = _norm(body.norm)
         self._head = _Projection([model.lm_head])
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
@@ -166,15 +166,14 @@ class LeanDecoder:
     @staticmethod
     def knows(model: Any) -> bool:
         """Whether the model is of the family and has nothing that the loop leaves out."""
-        config = model.config
+        return getattr(model, "model", None) is not None and LeanDecoder.knows_config(model.config)
+
+    @staticmethod
+    def knows_config(config: Any) -> bool:
+        """The same of a model's configuration, before there is a model."""
         if getattr(config, "model_type", "") not in ("llama", "mistral", "qwen2", "qwen3"):
             return False
-        body = getattr(model, "model", None)
-        if (
-            body is None
-            or getattr(config, "hidden_act", "silu") != "silu"
-            or getattr(config, "use_sliding_window", False)
-        ):
+        if getattr(config, "hidden_act", "silu") != "silu" or getattr(config, "use_sliding_window", False):
             return False
         rope = getattr(config, "rope_parameters", None) or {}
         return str(rope.get("rope_type", "default")) in ("default", "linear", "llama3", "yarn")
@@ -259,7 +258,7 @@ class _Layer:
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.norm_in, self.norm_mid = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.norm_in, self.norm_mid = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self.qkv = _Projection([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -284,6 +283,11 @@ class _Norm:
         wide = x.float()
         scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return self.weight * (wide * scale).to(x.dtype)
+
+
+def _norm(module: Any) -> Any:
+    """[..., d_model] to the same; a trunk has Identity in place of a norm that it lacks."""
+    return module if type(module) is torch.nn.Identity else _Norm(module)
 
 
 class _Projection:

@@ -160,7 +160,7 @@ def _add_feature(kinds: Any, progress: Callable[[], Line]) -> None:
 
 def _add_medusa(kinds: Any, progress: Callable[[], Line]) -> None:
     parser = kinds.add_parser("medusa", help="train Medusa heads, for the method medusa")
-    parser.add_argument("--heads", dest="depth", type=int, metavar="N", help="how many (default: 4)")
+    parser.add_argument("--heads", dest="depth", type=int, metavar="N", help="how many (default: 3)")
     parser.add_argument("--blocks", type=int, metavar="N", help="residual blocks of each (default: 2)")
     _add_training(parser, progress, "medusa")
 
@@ -170,13 +170,14 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
     corpus = "answers of the target, .npz as `train corpus` writes it"
     out = "folder to write into (default: where runs look for it)"
     size = "how many of the most frequent ids the draft can propose (default: 8192)"
+    pace = "highest learning rate (default: student 0.0008, feature 0.001, medusa 0.002)"
     hard = "weight of the target's most likely token against its whole distribution, 0 to 1 (default: 0.5)"
     parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path, help=corpus)
     parser.add_argument("--out", metavar="DIR", type=Path, help=out)
     parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
     parser.add_argument("--steps", type=int, metavar="N", help="batches to learn from (default: 1500)")
     parser.add_argument("--batch", type=int, metavar="N", help="answers a batch (default: 8)")
-    parser.add_argument("--lr", type=float, metavar="X", help="highest learning rate (default: 0.001, student 0.0008)")
+    parser.add_argument("--lr", type=float, metavar="X", help=pace)
     parser.add_argument("--output-size", type=int, metavar="N", help=size)
     parser.add_argument("--hard", type=float, metavar="X", help=hard)
     parser.add_argument("--seed", type=int, metavar="S", help="default: 0")

@@ -41,7 +41,7 @@ KINDS = {"student": "draft-model", "feature": "feature", "medusa": "medusa"}
 
 _RUN_SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "student": ({},),
-    "feature": ({}, {"tree": "4,2,1"}),
+    "feature": ({}, {"tree": "growing:7"}),
     "medusa": ({}, {"tree": "4,2,1"}),
 }
 NUM_RUNS = 24
@@ -89,7 +89,7 @@ def default_plan(kind: str, num_layers: int) -> dict[str, Any]:
         return {"layers": tuple(sorted(set(ends))), "lr": 8e-4}
     if kind == "feature":
         return {"layers": (num_layers,), "lr": 1e-3, "depth": 3}
-    return {"depth": 4, "blocks": 2, "lr": 1e-3}
+    return {"depth": 3, "blocks": 2, "lr": 2e-3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
