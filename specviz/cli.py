@@ -1,4 +1,7 @@
-"""The command line: run, methods, fetch, train, bench. Results go to standard output, all else to standard error."""
+"""The command line: run, methods, fetch, train, bench, sweep.
+
+Results go to standard output, all else to standard error.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specviz.bench.command import add_bench_command
+from specviz.bench.sweep_command import add_sweep_command
 from specviz.config import (
     DEFAULT_WIDTH,
     DRAFT_LENGTHS,
@@ -175,6 +179,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
 
     add_train_command(commands, lambda: _Progress(sys.stderr))
     add_bench_command(commands, lambda: _Progress(sys.stderr))
+    add_sweep_command(commands, lambda: _Progress(sys.stderr))
     return parser
 
 

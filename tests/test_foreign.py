@@ -1,6 +1,7 @@
 """Drafts of other projects: made-up checkpoints in the layouts of their authors, at 16 numbers a state and 64 ids.
 
-The reference computes each head as the authors' model does: blocks one behind the other, then the head's output layer.
+The reference computes each head as the authors' model does: blocks one behind the other, then the head's output layer;
+an EAGLE head's layers over all tokens at once, without a cache.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ import torch
 from fakes import config, generator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.nn.functional import linear, silu
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from specviz.cli import main
+from specviz.config import SamplingParams
+from specviz.drafters.base import DraftContext
+from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.foreign import Kind, import_draft, recognise
 from specviz.drafters.medusa import MAX_SHARD_BYTES, Heads, MedusaDrafter, find_heads, load_heads, save_heads
+from specviz.drafters.tree import parse_tree
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import StepDone
 from specviz.models import stored
 from specviz.models.catalog import ModelPair, WeightSource
-from specviz.models.decoder import decoder_for
+from specviz.models.decoder import LeanDecoder, decoder_for
+from specviz.models.session import Session
+from specviz.models.trunk import MANIFEST, load_trunk
 
 WIDTH, VOCAB = 16, 64
 Named = dict[str, Tensor]
@@ -249,6 +257,238 @@ def test_a_run_drafts_by_the_heads_own_output_layers(tree, pair, tmp_path):
     assert first is again
 
 
+# --- EAGLE-1 and EAGLE-2 heads ---------------------------------------------------------------------------------------
+
+EAGLE_CONFIG: dict[str, Any] = {  # another form than the target's: 4 heads of 4 numbers, 2 of keys and values
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": WIDTH,
+    "vocab_size": VOCAB,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 16,  # shorter than the texts below, as the authors' 2048 are for their targets
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "rope_scaling": None,
+}
+
+
+def eagle(num_layers: int = 1, *, bias: bool = True, qkv_bias: bool = False, width: int = WIDTH) -> Named:
+    """Names and shapes as `ea_layer.state_dict()` of the authors' model gives them."""
+    rng = torch.Generator().manual_seed(7)
+    draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64) / 4  # noqa: E731
+    made = {"embed_tokens.weight": draw(VOCAB, width), "fc.weight": draw(width, 2 * width)}
+    made |= {"fc.bias": draw(width)} if bias else {}
+    for index in range(num_layers):
+        rows = {"q": width, "k": width // 2, "v": width // 2, "o": width}
+        layer = {f"self_attn.{part}_proj.weight": draw(size, width) for part, size in rows.items()}
+        if qkv_bias:
+            layer |= {f"self_attn.{part}_proj.bias": draw(rows[part]) for part in "qkv"}
+        layer |= {f"mlp.{part}_proj.weight": draw(24, width) for part in ("gate", "up")}
+        layer |= {"mlp.down_proj.weight": draw(width, 24), "post_attention_layernorm.weight": 1 + draw(width)}
+        layer |= {"input_layernorm.weight": 1 + draw(width)} if index else {}
+        made |= {f"layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    return made
+
+
+def eagle_forward(tensors: Named, embedded: Tensor, states: Tensor) -> Tensor:
+    """[rows, d_model] embedding of token t + 1 and state t, to what stands in for state t + 1: `Model.forward`."""
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EAGLE_CONFIG["rms_norm_eps"]))
+
+    def rotated(x: Tensor) -> Tensor:
+        size = x.shape[-1]
+        places = torch.arange(x.shape[1], dtype=torch.float64)
+        angles = torch.outer(places, EAGLE_CONFIG["rope_theta"] ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
+        turned = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
+        return x * angles.cos() + turned * angles.sin()
+
+    x = linear(torch.cat((embedded, states), -1), tensors["fc.weight"], tensors.get("fc.bias"))
+    index, rows = 0, len(x)
+    while (prefix := f"layers.{index}.") + "mlp.up_proj.weight" in tensors:
+        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        y = norm(x, own["input_layernorm.weight"]) if index else x
+        q, k, v = (
+            linear(y, own[f"self_attn.{part}_proj.weight"], own.get(f"self_attn.{part}_proj.bias"))
+            .view(rows, -1, WIDTH // 4)
+            .transpose(0, 1)
+            for part in "qkv"
+        )
+        k, v = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+        scores = rotated(q) @ rotated(k).mT / (WIDTH // 4) ** 0.5
+        scores = scores.masked_fill(torch.ones(rows, rows, dtype=torch.bool).triu(1), -torch.inf)
+        mixed = (torch.softmax(scores, -1) @ v).transpose(0, 1).reshape(rows, -1)
+        x = x + linear(mixed, own["self_attn.o_proj.weight"])
+        y = norm(x, own["post_attention_layernorm.weight"])
+        y = silu(linear(y, own["mlp.gate_proj.weight"])) * linear(y, own["mlp.up_proj.weight"])
+        x = x + linear(y, own["mlp.down_proj.weight"])
+        index += 1
+    return x
+
+
+def eagle_chain(tensors: Named, model: LlamaForCausalLM, ids: list[int], count: int) -> tuple[list[int], list[float]]:
+    """What the head drafts greedily behind `ids`, and each token's probability: `Model.generate` without a cache."""
+    ids = list(ids)
+    sure = []
+    with torch.no_grad():
+        states = model.model(input_ids=torch.tensor([ids[:-1]])).last_hidden_state[0]
+        for _ in range(count):
+            out = eagle_forward(tensors, model.model.embed_tokens(torch.tensor(ids[1:])), states)
+            probs = torch.softmax(model.lm_head(out[-1]), -1)
+            ids.append(int(probs.argmax()))
+            sure.append(float(probs.max()))
+            states = torch.cat((states, out[-1:]))
+    return ids[-count:], sure
+
+
+EAGLES: dict[str, tuple[Named, str, dict[str, Any]]] = {
+    "with a bias": (eagle(), "pytorch_model.bin", EAGLE_CONFIG),
+    "without": (eagle(bias=False), "model.safetensors", {**EAGLE_CONFIG, "bias": False}),
+    "two layers": (eagle(2), "pytorch_model.bin", {**EAGLE_CONFIG, "num_hidden_layers": 2}),
+    "biases of Qwen2": (eagle(qkv_bias=True), "model.safetensors", {**EAGLE_CONFIG, "qkv_bias": True}),
+    "no embedding": (
+        {key: tensor for key, tensor in eagle().items() if key != "embed_tokens.weight"},
+        "model.safetensors",
+        EAGLE_CONFIG,
+    ),
+    "of vLLM": ({f"model.{key}": tensor for key, tensor in eagle().items()}, "model.safetensors", EAGLE_CONFIG),
+    "of speculators": (
+        {
+            key.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): tensor
+            for key, tensor in eagle().items()
+        },
+        "model.safetensors",
+        {
+            "transformer_layer_config": EAGLE_CONFIG,
+            "speculators_config": {"verifier": {"name_or_path": "their/base-model"}},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EAGLES)
+def test_an_eagle_head_drafts_as_its_authors_forward_says(name, pair, tmp_path):
+    """Tokens equal, probabilities to 1e-5 (the tables of RoPE are float32 here), read in one go or in blocks; past the
+    head's own longest text as well."""
+    tensors, file, settings = EAGLES[name]
+    folder = put(tmp_path / "got", tensors, file, **settings)
+    assert recognise(folder) == Kind("an EAGLE-1 or EAGLE-2 head", "feature", "")
+    out, notes = import_draft(folder, pair)
+    assert (out, notes) == (stored.own_folder(pair, "feature"), ())
+    assert [path.name for path in out.parent.iterdir()] == ["feature"]
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.iterdir())
+
+    model = target()
+    engine = generator(model, eos=())
+    del engine.loaded.draft_folders["feature"]
+    trained = engine.loaded.trained_draft("feature")
+    assert trained.model.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr(), "the head is shared"
+    parts, taps = read_parts(trained)
+    sizes = {"vocab_size": VOCAB, "max_new_tokens": 8}
+    drafter = FeatureDrafter(
+        LeanDecoder.of(trained.model), parts, trained.model.output_ids, taps, parse_tree("chain"), **sizes
+    )
+    ids = [5, 9, 33, 8, 21, 4, 60, 2, 17, 3, 40, 12, 7, 7, 19, 51, 22, 30, 1, 11]
+    wanted, sure = eagle_chain(
+        eagle(settings.get("num_hidden_layers", 1), bias="bias" not in settings, qkv_bias="qkv_bias" in settings),
+        model, ids, 5,
+    )  # fmt: skip
+    assert len(set(wanted)) > 1
+    for first in (len(ids) - 1, 4):
+        session = Session(model, capacity=64, taps=taps)
+        session.extend(ids[:first])
+        drafter.reset(ids[: first + 1], session)
+        if first < len(ids) - 1:
+            session.extend(ids[first:-1])
+        context = DraftContext(ids, SamplingParams(), None, session)
+        proposal = drafter.propose(context, 5, torch.Generator())
+        assert proposal.token_ids.tolist() == wanted
+        assert proposal.confidence == pytest.approx(sure, abs=1e-5)
+
+
+@pytest.mark.parametrize("tree", ["chain", "growing:6", "3,2"])
+def test_a_run_with_an_eagle_head_gives_the_targets_text(tree, pair, tmp_path):
+    import_draft(put(tmp_path / "got", eagle(), "pytorch_model.bin", **EAGLE_CONFIG), pair)
+    engine = generator(target(), eos=())
+    del engine.loaded.draft_folders["feature"]
+    *_, mine = engine.stream([1, 2, 3], config("feature", options={"tree": tree}, max_new_tokens=30))
+    *_, plain = engine.stream([1, 2, 3], config("plain", max_new_tokens=30))
+    assert mine.token_ids == plain.token_ids
+
+
+EAGLE_MISFITS: dict[str, tuple[Named, dict[str, Any], str]] = {
+    "hidden size": (eagle(width=32), {"hidden_size": 32}, "with hidden size 32, and this one has 16"),
+    "only its config": (eagle(), {"hidden_size": 32}, "with hidden size 32, and this one has 16"),
+    "only its weights": (eagle(width=32), {}, r"fc\.weight of shape|q_proj\.weight of shape \(32, 32\); needed is"),
+    "vocabulary": (eagle(), {"vocab_size": 65}, "with vocabulary 65, and this one has 64"),
+    "an embedding": (eagle() | {"embed_tokens.weight": torch.zeros(65, WIDTH)}, {}, r"embed_tokens\.weight of shape"),
+    "heads": (eagle(), {"num_attention_heads": 2}, r"k_proj\.weight of shape \(8, 16\); needed is \(16, 16\)"),
+    "no number": (eagle(), {"num_attention_heads": "four"}, "makes no sense"),
+    "no heads": (eagle(), {"num_attention_heads": 0}, "makes no sense"),
+    "uneven heads": (eagle(), {"num_key_value_heads": 3}, "4 heads of 4 numbers over 3"),
+    "an activation": (eagle(), {"hidden_act": "gelu"}, "an activation other than SiLU"),
+    "a kind of RoPE": (eagle(), {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "a kind of RoPE"),
+    "one missing": ({k: v for k, v in eagle().items() if "up_proj" not in k}, {}, r"lacks layers\.0\.mlp\.up_proj"),
+    "one layer missing": ({k.replace("layers.0", "layers.1"): v for k, v in eagle().items()}, {}, r"lacks layers\.0\."),
+    "a norm too many": (
+        eagle() | {"lm_head_layernorm.weight": torch.ones(WIDTH)},
+        {},
+        "does not have: 'lm_head_layern",
+    ),
+    "a norm before": (
+        eagle() | {"layers.0.input_layernorm.weight": torch.ones(WIDTH)},
+        {},
+        "'layers.0.input_layernorm",
+    ),
+    "whole numbers": (eagle() | {"fc.weight": torch.zeros(WIDTH, 2 * WIDTH, dtype=torch.int8)}, {}, "weight as int8"),
+}
+
+
+@pytest.mark.parametrize("name", EAGLE_MISFITS)
+def test_eagle_heads_that_do_not_fit_are_refused_by_name(name, pair, tmp_path):
+    tensors, change, message = EAGLE_MISFITS[name]
+    with pytest.raises(ModelLoadError, match=message):
+        import_draft(put(tmp_path / "got", tensors, "pytorch_model.bin", **{**EAGLE_CONFIG, **change}), pair)
+    assert not stored.own_folder(pair, "feature").exists()
+    assert not list((tmp_path / "cache").rglob("*partial*"))
+
+
+def test_an_eagle_head_needs_its_config_and_a_target_that_runs_layer_by_layer(pair, tmp_path):
+    folder = put(tmp_path / "got", eagle(), "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        import_draft(folder, pair)
+    put(folder, eagle(), "pytorch_model.bin", **EAGLE_CONFIG)
+    GPT2Config(n_embd=WIDTH, vocab_size=VOCAB).save_pretrained(tmp_path / "target")
+    with pytest.raises(ModelLoadError, match="of the kind “gpt2”"):
+        import_draft(folder, pair)
+
+
+def test_damaged_eagle_drafts_are_refused_by_name(pair, tmp_path):
+    """The manifest, which says how the layers are built, is read like any file that was downloaded."""
+    out, _ = import_draft(put(tmp_path / "got", eagle(), "pytorch_model.bin", **EAGLE_CONFIG), pair)
+    good = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    for change, words in (
+        ({"form": {**good["form"], "hidden_size": 32}}, "hidden size other than this target's 16"),
+        ({"form": "llama"}, "hidden size other than"),
+        ({"form": {**good["form"], "dtype": "int8"}}, "holds something else than attention_bias"),
+        ({"lacks": ["norm"]}, r"lacks layers\.1\.input_layernorm"),
+        ({"lacks": ["layers.1.mlp"]}, "is no norm of theirs"),
+        ({"lacks": [["norm"]]}, "says wrongly which norms"),
+        ({"form": None}, "says wrongly which norms"),
+    ):
+        (out / MANIFEST).write_text(json.dumps(good | change), encoding="utf-8")
+        with pytest.raises(ModelLoadError, match=words):
+            load_trunk(out, target(), VOCAB)
+    for change, words in (({"parts": "other"}, "of the kind 'other'"), ({"parts": ""}, "does not say which")):
+        (out / MANIFEST).write_text(json.dumps(good | change), encoding="utf-8")
+        engine = generator(target(), eos=())
+        engine.loaded.draft_folders["feature"] = out
+        with pytest.raises(ModelLoadError, match=words):
+            read_parts(engine.loaded.trained_draft("feature"))
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +501,6 @@ def layer(prefix: str, width: int = WIDTH) -> Named:
 
 
 EMBEDDING = {"embed_tokens.weight": torch.zeros(VOCAB, WIDTH)}
-EAGLE_1 = EMBEDDING | layer("layers.0.") | {"fc.weight": torch.zeros(WIDTH, 2 * WIDTH), "fc.bias": torch.zeros(WIDTH)}
 EAGLE_3 = layer("midlayer.", 2 * WIDTH) | {
     "midlayer.hidden_norm.weight": torch.zeros(WIDTH),
     "midlayer.input_layernorm.weight": torch.zeros(WIDTH),
@@ -272,11 +511,8 @@ EAGLE_3 = layer("midlayer.", 2 * WIDTH) | {
     "t2d": torch.zeros(VOCAB, dtype=torch.bool),
 }
 SPECULATORS_3 = {key.replace("midlayer.", "layers.0."): value for key, value in EAGLE_3.items() if key != "d2t"}
-SPECULATORS_1 = {("fusion_" + key if key.startswith("fc.") else "transformer." + key): v for key, v in EAGLE_1.items()}
 
 KINDS: dict[str, tuple[Named, str, str]] = {
-    "EAGLE-1": (EAGLE_1, "an EAGLE-1 or EAGLE-2 head", "no norm stands before its attention"),
-    "EAGLE-1 of speculators": (SPECULATORS_1, "an EAGLE-1 or EAGLE-2 head", "EAGLE-1 or EAGLE-2"),
     "EAGLE-3": (EAGLE_3, "an EAGLE-3 head", r"embedding and state side by side \(2 d_model\)"),
     "EAGLE-3 of speculators": (SPECULATORS_3, "an EAGLE-3 head", "EAGLE-3"),
     "Hydra": ({"hydra_mlp.0.0.linear.weight": torch.zeros(2, 2)}, "Hydra heads", "Hydra heads: each also reads"),
@@ -429,7 +665,7 @@ def test_a_draft_that_is_there_is_not_overwritten(pair, tmp_path, capsys):
 
 
 def test_the_method_asked_for_has_to_be_the_one_it_is_for(pair, tmp_path):
-    with pytest.raises(ConfigError, match="Medusa heads, which draft for medusa, not for feature"):
+    with pytest.raises(ConfigError, match="Medusa heads, for the method medusa, not feature"):
         import_draft(put(tmp_path / "got", medusa()), pair, "feature")
 
 

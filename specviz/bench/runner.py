@@ -24,8 +24,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Score:
-    """All results of one contestant. rates: tokens a second by prompt, one a repeat. counters: of all repeats, by prompt;
-    totals: of all prompts.
+    """All results of one contestant. rates: tokens a second by prompt, one a repeat.
+
+    counters: of all repeats, by prompt. totals: of all prompts.
     """
 
     name: str

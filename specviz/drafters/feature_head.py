@@ -58,7 +58,7 @@ class EagleParts(FeatureParts):
 
     mix: [d_model, 2 d_model] over embedding and state. bias: [d_model], or None.
 
-    The authors' `topK_generate` counts places as our drafter does: state t with token t + 1 stands at t, and the first
+    The authors' `topK_genrate` counts places as our drafter does: state t with token t + 1 stands at t, and the first
     token that is drafted at the place behind. A constant shift would change nothing, as RoPE sees differences only.
     """
 

@@ -1,6 +1,9 @@
 """A few decoder layers between the target's own embedding and rows of its output layer: what trained drafts consist of.
 Only the layers and a norm are stored; embedding and head are the target's, shared in memory.
 
+Layers that were taken over from other people may have another form than the target's: then the manifest holds it, as
+settings of Llama, and names the norms that they lack.
+
 The output vocabulary may be trimmed to the ids that answers mostly consist of: the head is the dearest part of a small
 draft. Proposals map back to the full vocabulary, q is zero elsewhere, and verification makes up for what q leaves out.
 
@@ -24,70 +27,192 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specviz.errors import ModelLoadError
+from specviz.models.convert import quiet_libraries
 from specviz.models.decoder import LeanDecoder
 
-__all__ = ["MANIFEST", "build_trunk", "load_trunk", "read_manifest", "save_trunk", "trunk_refusal"]
+__all__ = [
+    "FORM",
+    "MANIFEST",
+    "build_trunk",
+    "config_refusal",
+    "load_trunk",
+    "read_manifest",
+    "save_trunk",
+    "trunk_refusal",
+    "trunk_shapes",
+    "write_trunk",
+]
 
 LAYOUT = "specviz-trunk-1"
 MANIFEST = "draft.json"
 
+FORM = frozenset(
+    {
+        "attention_bias",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+    }
+)
+"""The settings of Llama that layers of another form than the target's are built by."""
+
 
 def trunk_refusal(target: Any) -> str | None:
     """Why no draft can be built from this target's layers, in a sentence; None if one can."""
-    if LeanDecoder.knows(target):
-        return None
-    kind = getattr(target.config.get_text_config(decoder=True), "model_type", type(target).__name__)
+    return None if LeanDecoder.knows(target) else _unknown(target.config)
+
+
+def config_refusal(config: Any) -> str | None:
+    """The same, from the target's configuration alone."""
+    return None if LeanDecoder.knows_config(config) else _unknown(config)
+
+
+def _unknown(config: Any) -> str:
+    kind = getattr(config.get_text_config(decoder=True), "model_type", type(config).__name__)
     return (
         "Trained drafts reuse the layers of Llama, Mistral, Qwen2 or Qwen3 targets, and this one is of the kind "
         f"“{kind}”. `train ngrams` works for every target."
     )
 
 
-def build_trunk(target: Any, num_layers: int, output_ids: Tensor) -> Any:
+def build_trunk(
+    target: Any,
+    num_layers: int,
+    output_ids: Tensor,
+    form: Mapping[str, Any] | None = None,
+    lacks: Sequence[str] = (),
+) -> Any:
     """A causal LM of transformers with the target's embedding, new layers, and the target's head cut to some ids.
 
     Args:
         target: of the family that the lean decoder knows.
         output_ids: [v] int64, ascending; what the model's logits stand for. Kept as its attribute `output_ids`.
+        form: settings in FORM for Llama layers of their own form; None for layers like the target's.
+        lacks: norms that these layers do without, by the names in the files, as "layers.1.input_layernorm" and "norm".
+    Raises:
+        ModelLoadError: a form that the lean decoder does not run, or norms that it does not have.
     """
-    config = copy.deepcopy(target.config)
-    vocab_size = config.vocab_size
-    config.num_hidden_layers = num_layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
-    config.vocab_size, config.pad_token_id, config.tie_word_embeddings = 8, None, False  # 8: replaced two lines below
-    with torch.random.fork_rng():  # the weights it begins with are drawn, and all of them replaced
-        model = type(target)(config)
-    config.vocab_size = vocab_size
+    if form is None:
+        config = copy.deepcopy(target.config)
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+        config.vocab_size, config.pad_token_id, config.tie_word_embeddings = 8, None, False  # 8: replaced below
+        model = _blank(type(target), config)
+    else:
+        model = _foreign_blank(form, num_layers, lacks)
+        # A head is trained on short texts, and RoPE goes on beyond them: the target's own end is the one that counts.
+        model.config.max_position_embeddings = target.config.max_position_embeddings
+    model.config.vocab_size = target.config.vocab_size
     model.model.embed_tokens = target.model.embed_tokens
     weight = target.get_output_embeddings().weight.detach()
-    head = torch.nn.Linear(weight.shape[1], len(output_ids), bias=False, device="meta")
-    head.weight = torch.nn.Parameter(weight[output_ids.to(weight.device)].clone(), requires_grad=False)
+    size = len(output_ids)
+    whole = torch.equal(output_ids.cpu(), torch.arange(size))  # the first rows, or all: no copy
+    head = torch.nn.Linear(weight.shape[1], size, bias=False, device="meta")
+    rows = weight[:size] if whole else weight[output_ids.to(weight.device)].clone()
+    head.weight = torch.nn.Parameter(rows, requires_grad=False)
     model.lm_head = head
     model.output_ids = output_ids
     return model
 
 
+def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """What a file has to hold for layers of this form, see `build_trunk`, which says what is raised."""
+    with torch.device("meta"):
+        model = _foreign_blank(form, num_layers, lacks)
+    return {name: tuple(param.shape) for name, param in _parameters(model).items()}
+
+
+def _blank(kind: Any, config: Any) -> Any:
+    with torch.random.fork_rng():  # the weights it begins with are drawn, and all of them replaced
+        return kind(config)
+
+
+def _foreign_blank(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str]) -> Any:
+    """Llama layers of a form of their own, with Identity in place of the norms that they lack."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if not isinstance(form, Mapping) or not form.keys() <= FORM:
+        raise ModelLoadError(f"The form of the draft's layers holds something else than {', '.join(sorted(FORM))}.")
+    try:
+        with quiet_libraries():
+            config = LlamaConfig(
+                **form, num_hidden_layers=num_layers, vocab_size=8, pad_token_id=None, tie_word_embeddings=False
+            )
+    except Exception as error:  # the checks in there raise whatever the library of the day raises
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelLoadError(f"The form of the draft's layers makes no sense: {words}.") from error
+    if not LeanDecoder.knows_config(config):
+        raise ModelLoadError(
+            "The draft's layers need an activation other than SiLU, or a kind of RoPE, that this version does not run."
+        )
+    if config.num_attention_heads % config.num_key_value_heads or config.head_dim % 2:
+        raise ModelLoadError(
+            f"The draft's layers cannot have {config.num_attention_heads} heads of {config.head_dim} numbers over "
+            f"{config.num_key_value_heads} of keys and values."
+        )
+    model = _blank(LlamaForCausalLM, config)
+    norms = {"norm": (model.model, "norm")}
+    for number, layer in enumerate(model.model.layers, start=1):
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            norms[f"layers.{number}.{name}"] = (layer, name)
+    for name in lacks:
+        if name not in norms:
+            raise ModelLoadError(f"The draft's layers are said to lack {str(name)[:60]!r}, which is no norm of theirs.")
+        setattr(*norms[name], torch.nn.Identity())
+    return model
+
+
+def _parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+    """What a trunk has of its own, by the names in the files."""
+    found = {f"norm.{name}": param for name, param in model.model.norm.named_parameters()}
+    for number, layer in enumerate(model.model.layers, start=1):
+        found |= {f"layers.{number}.{name}": param for name, param in layer.named_parameters()}
+    return found
+
+
 def save_trunk(folder: Path, model: Any, extra: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write the layers of a trunk, one file a layer, in bfloat16; norm, ids and `extra` in a file of their own."""
+    tensors = {name: tensor.detach().to(torch.bfloat16) for name, tensor in {**_parameters(model), **extra}.items()}
+    write_trunk(folder, tensors, len(model.model.layers), model.output_ids, about)
+
+
+def write_trunk(
+    folder: Path, tensors: Mapping[str, Tensor], num_layers: int, output_ids: Tensor, about: Mapping[str, Any]
+) -> list[Path]:
+    """Write what makes a trunk, in the number format that it has.
+
+    Args:
+        tensors: "layers.1.…", counted from 1, and what stands beside the layers. output_ids: [v] int64.
+        about: for the manifest; of layers of their own form "form" and "lacks" as well, see `build_trunk`.
+    Returns:
+        The files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Tensor]] = {}
-    for number, layer in enumerate(model.model.layers, start=1):
-        files[f"layer-{number:02d}.safetensors"] = {
-            f"layers.{number}.{name}": tensor for name, tensor in layer.state_dict().items()
-        }
-    rest = {"norm.weight": model.model.norm.weight, **extra}
-    files["rest.safetensors"] = rest
+    rest = dict(tensors)
+    for number in range(1, num_layers + 1):
+        names = [name for name in rest if name.startswith(f"layers.{number}.")]
+        files[f"layer-{number:02d}.safetensors"] = {name: rest.pop(name) for name in names}
+    files["rest.safetensors"] = {**rest, "output_ids": output_ids.to(torch.int32)}
     digest = hashlib.sha256()
-    for name, tensors in files.items():
-        stored = {key: tensor.detach().to("cpu", torch.bfloat16).contiguous() for key, tensor in tensors.items()}
-        if name == "rest.safetensors":
-            stored["output_ids"] = model.output_ids.to(torch.int32).contiguous()
+    for name, part in files.items():
+        # Copies: safetensors refuses tensors that lie in the same memory, as those of one checkpoint may.
+        stored = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in part.items()}
         save_file(stored, folder / name)
         digest.update((folder / name).read_bytes())
-    manifest = {"layout": LAYOUT, "num_layers": len(model.model.layers), "files": list(files), **about}
+    manifest = {"layout": LAYOUT, "num_layers": num_layers, "files": list(files), **about}
     manifest["sha256"] = digest.hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return [folder / name for name in (*files, MANIFEST)]
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:
@@ -126,12 +251,16 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0] or len(ids.unique()) != len(ids):
         raise ModelLoadError("The trained draft's list of output ids is missing, or not of this target's vocabulary.")
     ids = ids[ids < vocab_size]
+    form, lacks = manifest.get("form"), manifest.get("lacks", [])
+    if form is not None and (not isinstance(form, dict) or form.get("hidden_size") != weight.shape[1]):
+        raise ModelLoadError(
+            f"The trained draft was made for a hidden size other than this target's {weight.shape[1]}."
+        )
+    if not isinstance(lacks, list) or not all(isinstance(name, str) for name in lacks) or (lacks and form is None):
+        raise ModelLoadError(f"{MANIFEST} of the trained draft says wrongly which norms its layers lack.")
     with torch.no_grad():
-        model = build_trunk(target, num_layers, ids)
-        wanted = {"norm.weight": model.model.norm.weight}
-        for number, layer in enumerate(model.model.layers, start=1):
-            wanted |= {f"layers.{number}.{name}": param for name, param in layer.named_parameters()}
-        for name, param in wanted.items():
+        model = build_trunk(target, num_layers, ids, form, lacks)
+        for name, param in _parameters(model).items():
             tensor = tensors.pop(name, None)
             if tensor is None:
                 raise ModelLoadError(f"The trained draft lacks {name}.")
