@@ -184,7 +184,14 @@ def _write_eagle(
     num_layers = max(1, len({key.split(".")[1] for key in renamed if key.startswith("layers.")}))
     shapes = {_shifted(key, -1): shape for key, shape in trunk_shapes(form, num_layers, _EAGLE_LACKS).items()}
     found = _eagle_tensors(renamed, shapes, *sizes)
-    about = {"method": FEATURE, "parts": EAGLE, "target": base, "form": form, "lacks": list(_EAGLE_LACKS)}
+    about = {
+        "method": FEATURE,
+        "parts": EAGLE,
+        "target": base,
+        "source": "imported",
+        "form": form,
+        "lacks": list(_EAGLE_LACKS),
+    }
     ids = torch.arange(sizes[1])
     return write_trunk(folder, {_shifted(key, 1): tensor for key, tensor in found.items()}, num_layers, ids, about)
 

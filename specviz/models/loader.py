@@ -254,9 +254,9 @@ def load_trained(
         _hold_trunk(model, quant, loaded, name)
         info = ModelInfo(
             name=name,
-            source=f"specviz train, for {loaded.pair.name}",
+            source=str(about.get("source") or f"specviz train, for {loaded.pair.name}"),
             sha256=str(about.get("sha256", "")),
-            licence=loaded.pair.target.licence,
+            licence="" if "source" in about else loaded.pair.target.licence,
             dtype=str(loaded.dtype).removeprefix("torch."),
             quantization=quant,
             num_params=num_params,

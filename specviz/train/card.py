@@ -75,11 +75,11 @@ def _lines(card: Mapping[str, Any], folder: Path) -> Iterator[str]:
     yield ""
     yield "Greedy runs over prompts kept back, as the page counts, the draft quantized as the page does:"
     yield ""
-    yield "| draft | runs | tokens | acceptance rate | acceptance length | block efficiency |"
-    yield "|---|---|---|---|---|---|"
+    yield "| draft | runs | tokens | α | acceptance rate | acceptance length | block efficiency |"
+    yield "|---|---|---|---|---|---|---|"
     for run in card["runs"]:
-        rates = f"{run['acceptance_rate']:.3f} | {run['acceptance_length']:.2f} | {run['block_efficiency']:.2f}"
-        yield f"| {run['settings']} | {run['num_runs']} | {run['num_tokens']} | {rates} |"
+        rates = f"{run['alpha']:.3f} | {run['acceptance_rate']:.3f} | {run['acceptance_length']:.2f}"
+        yield f"| {run['settings']} | {run['num_runs']} | {run['num_tokens']} | {rates} | {run['block_efficiency']:.2f} |"
 
 
 def _plain(value: Any) -> str:

@@ -76,7 +76,9 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
 
 
 def _add_import(kinds: Any, progress: Callable[[], Line]) -> None:
-    parser = kinds.add_parser("import", help="take over a draft that another project trained, such as Medusa heads")
+    parser = kinds.add_parser(
+        "import", help="take over a draft that another project trained: Medusa heads, or an EAGLE-1 or -2 head"
+    )
     folder = "as downloaded: config.json and the weights, safetensors or a pickle of plain tensors"
     parser.add_argument("folder", metavar="FOLDER", type=Path, help=folder)
     parser.add_argument("--pair", metavar="NAME", required=True, help="the pair whose target it was trained on")

@@ -43,6 +43,7 @@ class RunScore:
     settings: str
     num_runs: int
     num_tokens: int
+    alpha: float
     acceptance_rate: float
     acceptance_length: float
     block_efficiency: float
@@ -93,6 +94,7 @@ def judge_runs(
         settings,
         len(prompts),
         total.num_tokens,
+        float(total.alpha or 0.0),
         float(total.acceptance_rate or 0.0),
         float(total.acceptance_length or 0.0),
         float(total.block_efficiency or 0.0),
