@@ -279,6 +279,28 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
     assert all(file.stat().st_size < 9_000_000 for file in folder.iterdir())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_from_a_draft(kind, trained_here) -> None:
+    """`--from`: it begins where that draft is, not where a fresh one would."""
+    loaded = tiny_pair()
+    corpus = write_corpus(trained_here / "corpus.npz", loaded, 24)
+    plan = plan_for(kind, loaded, steps=40)
+    first: list[float] = []
+    last: list[float] = []
+
+    def into(losses: list[float]) -> Any:
+        return lambda message, _: (
+            losses.append(float(message.split("loss ")[1].split(",")[0])) if "loss" in message else 0
+        )
+
+    folder = train_on(gather(loaded, [corpus], plan), plan, trained_here / "one", into(first))
+    more = plan_for(kind, loaded, steps=3, lr=1e-6, start=str(folder))
+    (trained_here / "cache" / "tiny-train" / "train" / kind / loop.CHECKPOINT).unlink()
+    train_on(gather(loaded, [corpus], more), more, trained_here / "two", into(last))
+    assert last[0] < 0.5 * (first[0] + first[-1])
+    assert json.loads((trained_here / "two" / "card.json").read_text())["settings"]["start"] == str(folder)
+
+
 def test_a_checkpoint_of_another_plan_is_refused(trained_here) -> None:
     loaded = tiny_pair()
     corpus = write_corpus(trained_here / "corpus.npz", loaded, 12)

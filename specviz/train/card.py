@@ -78,8 +78,10 @@ def _lines(card: Mapping[str, Any], folder: Path) -> Iterator[str]:
     yield "| draft | runs | tokens | α | acceptance rate | acceptance length | block efficiency |"
     yield "|---|---|---|---|---|---|---|"
     for run in card["runs"]:
-        rates = f"{run['alpha']:.3f} | {run['acceptance_rate']:.3f} | {run['acceptance_length']:.2f}"
-        yield f"| {run['settings']} | {run['num_runs']} | {run['num_tokens']} | {rates} | {run['block_efficiency']:.2f} |"
+        rates = [f"{run[name]:.3f}" for name in ("alpha", "acceptance_rate")]
+        lengths = [f"{run[name]:.2f}" for name in ("acceptance_length", "block_efficiency")]
+        counts = [run["settings"], str(run["num_runs"]), str(run["num_tokens"])]
+        yield f"| {' | '.join([*counts, *rates, *lengths])} |"
 
 
 def _plain(value: Any) -> str:

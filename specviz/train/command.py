@@ -177,6 +177,7 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
     parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path, help=corpus)
     parser.add_argument("--out", metavar="DIR", type=Path, help=out)
     parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
+    parser.add_argument("--from", dest="start", metavar="DIR", help="go on from this draft, with more or other answers")
     parser.add_argument("--steps", type=int, metavar="N", help="batches to learn from (default: 1500)")
     parser.add_argument("--batch", type=int, metavar="N", help="answers a batch (default: 8)")
     parser.add_argument("--lr", type=float, metavar="X", help=pace)
@@ -217,7 +218,7 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
     parser.set_defaults(command=run)
 
 
-_PLAN_OPTIONS = ("depth", "blocks", "steps", "batch", "lr", "output_size", "hard", "seed")
+_PLAN_OPTIONS = ("depth", "blocks", "steps", "batch", "lr", "output_size", "hard", "seed", "start")
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

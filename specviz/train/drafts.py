@@ -15,14 +15,14 @@ from torch import Tensor
 from specviz.config import RunConfig, check_int, check_number
 from specviz.drafters.feature import read_parts
 from specviz.drafters.feature_head import fresh_parts
-from specviz.drafters.medusa import find_heads, save_heads
+from specviz.drafters.medusa import find_heads, load_heads, save_heads
 from specviz.errors import ConfigError
 from specviz.generator import SpeculativeGenerator
 from specviz.models.convert import Progress
 from specviz.models.fetch import cache_dir, silent
-from specviz.models.loader import LoadedPair, load_pair
+from specviz.models.loader import LoadedPair, TrainedDraft, load_pair
 from specviz.models.stored import own_folder
-from specviz.models.trunk import save_trunk, trunk_refusal
+from specviz.models.trunk import load_trunk, save_trunk, trunk_refusal
 from specviz.train.batches import Batches
 from specviz.train.card import write_card
 from specviz.train.corpus import Corpus, read_corpus
@@ -32,7 +32,7 @@ from specviz.train.lesson import Lesson, lesson_loss
 from specviz.train.loop import Schedule, fit
 from specviz.train.medusa import MedusaLesson, fresh_heads
 from specviz.train.states import States, compute_states, middle_taps
-from specviz.train.student import StudentLesson, fresh_trunk
+from specviz.train.student import StudentLesson, fresh_trunk, trainable
 
 __all__ = ["KINDS", "Material", "Plan", "default_plan", "gather", "judge_draft", "train_draft", "train_on"]
 
@@ -54,7 +54,8 @@ class Plan:
 
     layers: of the target, from 1, that the draft's own begin as. output_size: ids the draft can propose.
     depth: tokens in a row that a feature head learns, or Medusa's number of heads. blocks: of each Medusa head.
-    batch: sequences a step. hard: see `imitation_loss`. hold_out: topics kept from training besides every eighth.
+    batch: sequences a step. hard: see `imitation_loss`. start: folder of a draft to go on from, which then decides
+    layers, blocks and output ids. hold_out: topics kept from training besides every eighth.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Plan:
     lr: float = 1e-3
     hard: float = 0.5
     seed: int = 0
+    start: str = ""
     hold_out: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -238,8 +240,19 @@ def _fresh_lesson(material: Material, plan: Plan) -> Lesson:
     size = int(target.config.hidden_size)
     device = material.loaded.device
     if plan.kind == "medusa":
-        head = target.get_output_embeddings().weight.detach()[material.output_ids.to(device)]
-        return MedusaLesson(fresh_heads(plan.depth, plan.blocks, size, device), head, material.output_ids)
+        weight = target.get_output_embeddings().weight.detach()
+        heads = fresh_heads(plan.depth, plan.blocks, size, device)
+        if plan.start:
+            rows = int(weight.shape[0])
+            heads = load_heads(Path(plan.start), hidden_size=size, vocab_size=rows, device=device)
+        return MedusaLesson(heads, weight[material.output_ids.to(device)], material.output_ids)
+    if plan.start:
+        model, extra, about = load_trunk(Path(plan.start), target, material.loaded.vocab_size)
+        trunk = trainable(model)
+        if plan.kind == "feature":
+            trained = TrainedDraft(model, material.loaded.target_info, extra, about)
+            return FeatureLesson(trunk, read_parts(trained)[0].float().requires_grad_(True), depth=plan.depth)
+        return StudentLesson(trunk)
     trunk = fresh_trunk(target, plan.layers, material.output_ids)
     if plan.kind == "student":
         return StudentLesson(trunk)

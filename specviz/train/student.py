@@ -14,7 +14,7 @@ from specviz.models.trunk import build_trunk
 from specviz.train.batches import Batch
 from specviz.train.loop import fast_products
 
-__all__ = ["StudentLesson", "fresh_trunk"]
+__all__ = ["StudentLesson", "fresh_trunk", "trainable"]
 
 
 def fresh_trunk(target: Any, layers: Sequence[int], output_ids: Tensor) -> Any:
@@ -25,10 +25,15 @@ def fresh_trunk(target: Any, layers: Sequence[int], output_ids: Tensor) -> Any:
         output_ids: [v] int64, the draft's output vocabulary.
     """
     trunk = build_trunk(target, len(layers), output_ids)
-    body = trunk.model
-    for own, number in zip(body.layers, layers, strict=True):
+    for own, number in zip(trunk.model.layers, layers, strict=True):
         own.load_state_dict(target.model.layers[number - 1].state_dict())
-    body.norm.load_state_dict(target.model.norm.state_dict())
+    trunk.model.norm.load_state_dict(target.model.norm.state_dict())
+    return trainable(trunk)
+
+
+def trainable(trunk: Any) -> Any:
+    """The same trunk with layers and norm in float32, asking for gradients; the embedding is the target's and stays."""
+    body = trunk.model
     device = body.embed_tokens.weight.device
     body.layers.to(device).float().requires_grad_(True)
     body.norm.to(device).float().requires_grad_(True)
