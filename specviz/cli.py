@@ -17,6 +17,7 @@ from typing import IO, Any
 from specviz.bench.command import add_bench_command
 from specviz.bench.sweep_command import add_sweep_command
 from specviz.config import (
+    DEFAULT_METHOD,
     DEFAULT_WIDTH,
     DRAFT_LENGTHS,
     DRAFT_QUANTS,
@@ -86,7 +87,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
         "--pair", metavar="NAME", help="model pair of the catalog (default: %(default)s)", default="smollm2-135m"
     )
     run.add_argument(
-        "--method", metavar="NAME", default="prompt-lookup", help="see `specviz methods` (default: %(default)s)"
+        "--method", metavar="NAME", default=DEFAULT_METHOD, help="see `specviz methods` (default: %(default)s)"
     )
     run.add_argument(
         "--gamma",

@@ -10,6 +10,7 @@ from typing import Any
 from specviz.errors import ConfigError
 
 __all__ = [
+    "DEFAULT_METHOD",
     "DEFAULT_WIDTH",
     "DRAFT_LENGTHS",
     "DRAFT_QUANTS",
@@ -29,6 +30,9 @@ GREEDY_BELOW = 1e-3
 MAX_GAMMA = 15
 MAX_NEW_TOKENS = 4096
 DEFAULT_WIDTH = 8
+DEFAULT_METHOD = "cascade"
+"""What runs where none is named: measured to be the fastest lossless method with the drafts that come along."""
+
 MAX_SEED = 2**63 - 1
 DRAFT_QUANTS = ("nf4", "int8", "bfloat16", "float32")
 """How a draft's weights may be held: 4 bits by bitsandbytes, 8 bits, or in full."""

@@ -232,7 +232,8 @@ def judge_draft(
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
     """The settings that matter to this kind."""
     unused = {"student": ("depth", "blocks"), "feature": ("blocks",), "medusa": ("layers",)}[plan.kind]
-    return {name: value for name, value in asdict(plan).items() if name not in unused}
+    settings = {name: value for name, value in asdict(plan).items() if name not in unused}
+    return settings | {"start": Path(plan.start).name or "fresh"}
 
 
 def _fresh_lesson(material: Material, plan: Plan) -> Lesson:

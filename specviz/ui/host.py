@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specviz.config import DEFAULT_WIDTH, RunConfig
+from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
 from specviz.models.machine import fits, probe
@@ -223,7 +223,7 @@ class EngineHost:
         try:
             text = f"Checking that {pair.title} repeats itself to the bit"
             engine.exactness_report(DEFAULT_WIDTH, lambda share: self._say(text, share, pair.name))
-            for _ in engine.stream("Hello", RunConfig("prompt-lookup", max_new_tokens=4)):
+            for _ in engine.stream("Hello", RunConfig(DEFAULT_METHOD, max_new_tokens=8)):
                 pass
         except BaseException:
             loaded.close()

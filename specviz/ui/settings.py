@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specviz.config import DRAFT_LENGTHS, VERIFY_RULES, RunConfig, SamplingParams, check_number
+from specviz.config import DEFAULT_METHOD, DRAFT_LENGTHS, VERIFY_RULES, RunConfig, SamplingParams, check_number
 from specviz.drafters.options import Option, read_options
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import ConfigError
@@ -26,7 +26,7 @@ EXACT = {"auto": None, "on": True, "off": False}
 DEFAULTS: dict[str, Any] = {
     "prompt": "",
     "pair": "",
-    "method": "prompt-lookup",
+    "method": DEFAULT_METHOD,
     "gamma": 4,
     "temperature": 0.0,
     "max_new_tokens": 128,
