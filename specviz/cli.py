@@ -17,6 +17,7 @@ from typing import IO, Any
 from specviz.bench.command import add_bench_command
 from specviz.bench.sweep_command import add_sweep_command
 from specviz.config import (
+    DEFAULT_GAMMA,
     DEFAULT_METHOD,
     DEFAULT_WIDTH,
     DRAFT_LENGTHS,
@@ -93,7 +94,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
         "--gamma",
         type=int,
         metavar="N",
-        default=4,
+        default=DEFAULT_GAMMA,
         help=f"most tokens drafted per step, 0 to {MAX_GAMMA} (default: %(default)s)",
     )
     run.add_argument("--max-new-tokens", type=int, metavar="N", default=128, help="default: %(default)s")

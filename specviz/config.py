@@ -10,6 +10,7 @@ from typing import Any
 from specviz.errors import ConfigError
 
 __all__ = [
+    "DEFAULT_GAMMA",
     "DEFAULT_METHOD",
     "DEFAULT_WIDTH",
     "DRAFT_LENGTHS",
@@ -30,6 +31,7 @@ GREEDY_BELOW = 1e-3
 MAX_GAMMA = 15
 MAX_NEW_TOKENS = 4096
 DEFAULT_WIDTH = 8
+DEFAULT_GAMMA = 7
 DEFAULT_METHOD = "cascade"
 """What runs where none is named: measured to be the fastest lossless method with the drafts that come along."""
 
@@ -109,7 +111,7 @@ class RunConfig:
     """
 
     method: str = "plain"
-    gamma: int = 4
+    gamma: int = DEFAULT_GAMMA
     max_new_tokens: int = 128
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()

@@ -199,7 +199,7 @@ class SpeculativeGenerator:
 
     def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
         """Width of the passes, the run's word, and why it is that word."""
-        exact, word = config.exact, method.word(config)
+        exact, word = config.exact, method.word(config, self.loaded)
         if exact:
             config.require_width()
         if exact is None:  # a fixed width costs something, and only a greedy text can be compared bit by bit

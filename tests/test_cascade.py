@@ -203,7 +203,7 @@ def test_settings_are_refused_by_name():
     engine = generator(wild_llama(1))
     for options, needle in (
         ({"fallback": "magic"}, "fallback must be one of auto, none, feature, draft-model, quantized-copy"),
-        ({"min_match": 0}, "min-match"),
+        ({"min_match": 5}, "min-match"),
         ({"table_match": 5}, "table-match"),
         ({"min_count": 0}, "min-count"),
         ({"fallback": "draft-model"}, "fallback draft-model: The pair tiny has no draft model"),

@@ -378,7 +378,7 @@ def test_the_word_follows_the_tree(tree, word):
     started = next(engine.stream(PROMPT, medusa(tree, exact=True)))
     assert started.exactness == word
     assert ("Only chains" in started.exactness_reason) == (word == "lossless")
-    assert registry.get_method("medusa").word(medusa(tree)) == word
+    assert registry.get_method("medusa").word(medusa(tree), engine.loaded) == word
     assert next(engine.stream(PROMPT, medusa(tree, exact=False))).exactness == "lossless"
     assert next(engine.stream(PROMPT, medusa(tree, exact=True, temperature=1.0))).exactness == "lossless"
     if word == "lossless":

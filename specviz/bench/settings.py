@@ -150,7 +150,8 @@ def combine(method: Method, vary: Mapping[str, Sequence[Value]], *, max_new_toke
     for varied, acting in found.items():
         setting = Setting(dict(varied), _config(method, acting, max_new_tokens, seed))
         try:
-            method.word(setting.config)  # reads what a tree means
+            if method.check is not None:
+                method.check(setting.config)
             if setting.config.exact:
                 setting.config.require_width()
         except ConfigError as error:

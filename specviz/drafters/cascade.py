@@ -18,7 +18,7 @@ from specviz.events import DraftNote
 from specviz.models.session import Session
 from specviz.proposal import Proposal
 
-__all__ = ["FALLBACK", "MIN_MATCH", "TABLE_MATCH", "CascadeDrafter"]
+__all__ = ["FALLBACK", "FALLBACK_TREE", "MIN_MATCH", "TABLE_MATCH", "CascadeDrafter"]
 
 FALLBACKS = ("auto", "none", "feature", "draft-model", "quantized-copy")
 
@@ -28,8 +28,25 @@ FALLBACK = Option(
     "the model that drafts where lookup and table have nothing; auto takes one that was trained for the pair, or none",
     choices=FALLBACKS,
 )
-MIN_MATCH = Option("min_match", 2, "tokens that must match before prompt lookup is believed", 1, 4)
-TABLE_MATCH = Option("table_match", 1, "tokens of context that the table must know to be believed", 1, 4)
+MIN_MATCH = Option(
+    "min_match",
+    0,
+    "tokens that must match before prompt lookup is believed; 0 takes 3 before a trained draft, else 2",
+    0,
+    4,
+)
+TABLE_MATCH = Option(
+    "table_match",
+    0,
+    "tokens of context that the table must know to be believed; 0 leaves it out before a trained draft, else takes 1",
+    0,
+    4,
+)
+FALLBACK_TREE = Option(
+    "fallback_tree",
+    "growing:7",
+    "how a feature head drafts here: chain, growing:7 for the 7 likeliest, or a fixed shape",
+)
 
 
 class CascadeDrafter:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from specviz.config import RunConfig
 from specviz.drafters.base import Drafter, Need
-from specviz.drafters.cascade import FALLBACK, MIN_MATCH, TABLE_MATCH, CascadeDrafter
+from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, CascadeDrafter
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
@@ -17,7 +17,7 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
-from specviz.drafters.tree import FEATURE_TREE, TREE, Tree, parse_growing, parse_tree
+from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
 from specviz.models.catalog import ModelPair
@@ -40,6 +40,7 @@ class Method:
     build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
         complete, in `config.options`.
     options: those settings. doubts: whether it has probabilities of its own, by which drafting can stop early.
+    check: reads settings that are texts of a form of their own; raises ConfigError.
     """
 
     name: str
@@ -49,12 +50,13 @@ class Method:
     build: Callable[[LoadedPair, RunConfig], Built]
     needs: frozenset[Need] = field(default_factory=frozenset)
     options: tuple[Option, ...] = ()
-    is_chain: Callable[[RunConfig], bool] | None = None
+    is_chain: Callable[[RunConfig, LoadedPair], bool] | None = None
     doubts: bool = False
+    check: Callable[[RunConfig], object] | None = None
 
-    def word(self, config: RunConfig) -> Exactness:
+    def word(self, config: RunConfig, loaded: LoadedPair) -> Exactness:
         """The greedy word under these settings: trees run at their own number of rows, so they are never exact."""
-        if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config):
+        if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config, loaded):
             return "lossless"
         return self.exactness
 
@@ -111,7 +113,7 @@ def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
         parts,
         trained.model.output_ids,
         taps,
-        parse_growing(_tree_words(config)) or _tree(config),
+        _shape(config),
         vocab_size=loaded.vocab_size,
         max_new_tokens=config.max_new_tokens,
         stop_below=config.stop_below,
@@ -128,36 +130,59 @@ def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
 
 
-_CASCADE_OPTIONS = (FALLBACK, MIN_MATCH, TABLE_MATCH, MIN_COUNT, FEATURE_TREE)
+_CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
+_TRAINED = ("feature", "draft-model")
+"""What a cascade falls back on where the pair has it, the faster one first."""
+
+
+def _fallback(loaded: LoadedPair, config: RunConfig) -> str:
+    """The method behind lookup and table, "none" for none."""
+    wanted = str(config.options.get(FALLBACK.name, FALLBACK.default))
+    if wanted != "auto":
+        return wanted
+    usable = (n for n in _TRAINED if loaded.folder_of(n) is not None and get_method(n).refusal(loaded) is None)
+    return next(usable, "none")
 
 
 def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
-    """Prompt lookup, the pair's table where it has one, and the model asked for; the model is what gets reported."""
+    """Prompt lookup, the pair's table where it has one, and a model; the model is what gets reported."""
     settings = {option.name: option.default for option in _CASCADE_OPTIONS} | config.options
-    min_count = {MIN_COUNT.name: settings[MIN_COUNT.name]}
-    min_match = {"prompt-lookup": settings[MIN_MATCH.name], "ngram-table": settings[TABLE_MATCH.name]}
-    fallback = settings[FALLBACK.name]
-    if fallback == "auto":
-        trained = (n for n in ("feature", "draft-model") if loaded.folder_of(n) and not get_method(n).refusal(loaded))
-        fallback = next(trained, "none")
+    fallback = _fallback(loaded, config)
+    has_trained = fallback != "none" and loaded.folder_of(fallback) is not None
+    min_match = {
+        "prompt-lookup": settings[MIN_MATCH.name] or (3 if has_trained else 2),
+        "ngram-table": settings[TABLE_MATCH.name] or 1,
+    }
     inner: list[Drafter] = [PromptLookupDrafter()]
     info: ModelInfo | None = None
     notes: tuple[str, ...] = ()
-    if draft_folder(loaded.pair.name, NgramTableDrafter.name):
-        table, info = _ngram_table(loaded, replace(config, options=min_count))
-        notes = getattr(table, "notes", ())
-        inner.append(table)
-    else:
-        notes = (f"The pair {loaded.pair.name} has no n-gram table, so the cascade goes without one.",)
+    if settings[TABLE_MATCH.name] or not has_trained:
+        if draft_folder(loaded.pair.name, NgramTableDrafter.name):
+            min_count = {MIN_COUNT.name: settings[MIN_COUNT.name]}
+            table, info = _ngram_table(loaded, replace(config, options=min_count))
+            notes = getattr(table, "notes", ())
+            inner.append(table)
+        else:
+            notes = (f"The pair {loaded.pair.name} has no n-gram table, so the cascade goes without one.",)
     if fallback != "none":
         method = get_method(fallback)
         refusal = method.refusal(loaded)
         if refusal:
             raise ConfigError(f"fallback {fallback}: {refusal}")
-        tree = {option.name: settings[option.name] for option in method.options if option.name == FEATURE_TREE.name}
-        model, info = method.build(loaded, replace(config, options=tree))
+        own = _as_feature(config) if fallback == "feature" else replace(config, options={})
+        model, info = method.build(loaded, own)
+        notes += getattr(model, "notes", ())
         inner.append(model)
     return CascadeDrafter(inner, min_match=min_match, notes=notes), info
+
+
+def _cascades_in_chains(config: RunConfig, loaded: LoadedPair) -> bool:
+    return _fallback(loaded, config) != "feature" or _is_chain(_as_feature(config), loaded)
+
+
+def _as_feature(config: RunConfig) -> RunConfig:
+    """The settings with which a cascade's feature head drafts."""
+    return replace(config, options={TREE.name: config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default)})
 
 
 def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
@@ -173,7 +198,11 @@ def _tree(config: RunConfig) -> Tree:
     return parse_tree(_tree_words(config))
 
 
-def _is_chain(config: RunConfig) -> bool:
+def _shape(config: RunConfig) -> Tree | GrowingTree:
+    return parse_growing(_tree_words(config)) or _tree(config)
+
+
+def _is_chain(config: RunConfig, _: LoadedPair) -> bool:
     return parse_growing(_tree_words(config)) is None and _tree(config).is_chain
 
 
@@ -222,7 +251,8 @@ METHODS: dict[str, Method] = {
             _cascade,
             CascadeDrafter.needs,
             _CASCADE_OPTIONS,
-            _is_chain,
+            _cascades_in_chains,
+            check=lambda config: _shape(_as_feature(config)),
         ),
         Method(
             "lookahead",
@@ -249,6 +279,7 @@ METHODS: dict[str, Method] = {
             MedusaDrafter.needs,
             (TREE,),
             _is_chain,
+            check=_tree,
         ),
         Method(
             "feature",
@@ -260,6 +291,7 @@ METHODS: dict[str, Method] = {
             (FEATURE_TREE,),
             _is_chain,
             doubts=True,
+            check=_shape,
         ),
         Method(
             "early-exit",

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 import gradio.utils
 
-from specviz.config import DEFAULT_METHOD
+from specviz.config import DEFAULT_GAMMA, DEFAULT_METHOD
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError
@@ -31,7 +31,7 @@ def add_api(host: EngineHost) -> None:
     def spec_events(  # type: ignore[misc]  # Gradio wants the type of one message
         prompt: str,
         method: str = DEFAULT_METHOD,
-        gamma: int = 4,
+        gamma: int = DEFAULT_GAMMA,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         top_k: int = 0,

@@ -7,7 +7,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specviz.config import DEFAULT_METHOD, DRAFT_LENGTHS, VERIFY_RULES, RunConfig, SamplingParams, check_number
+from specviz.config import (
+    DEFAULT_GAMMA,
+    DEFAULT_METHOD,
+    DRAFT_LENGTHS,
+    VERIFY_RULES,
+    RunConfig,
+    SamplingParams,
+    check_number,
+)
 from specviz.drafters.options import Option, read_options
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import ConfigError
@@ -27,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "prompt": "",
     "pair": "",
     "method": DEFAULT_METHOD,
-    "gamma": 4,
+    "gamma": DEFAULT_GAMMA,
     "temperature": 0.0,
     "max_new_tokens": 128,
     "measure_plain": True,
