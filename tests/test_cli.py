@@ -13,7 +13,7 @@ import pytest
 from fakes import TapeModel, loaded_pair, tiny_llama
 
 from specviz.cli import main
-from specviz.config import RunConfig, SamplingParams
+from specviz.config import DEFAULT_METHOD, RunConfig, SamplingParams
 from specviz.generator import command_line
 from specviz.trace import load_trace
 
@@ -65,7 +65,7 @@ def test_text_streams_and_figures_go_to_standard_error(capsys, tmp_path) -> None
     assert "\x1b" not in out.replace("\x1b[", "")
     recorded = load_trace(trace)
     assert recorded.damage == ""
-    assert recorded.started.method == "prompt-lookup"
+    assert recorded.started.method == DEFAULT_METHOD
     assert recorded.plain
     assert "--measure-plain" not in recorded.started.command
 

@@ -245,9 +245,9 @@ def test_damaged_files_are_refused_by_name_before_the_run(monkeypatch, tmp_path,
     else:
         path.write_bytes(content)
     monkeypatch.setattr(stored, "ASSETS", tmp_path)
-    for method in ("ngram-table", "cascade"):
+    for method, options in (("ngram-table", {}), ("cascade", {"fallback": "none"})):
         with pytest.raises(ModelLoadError, match=r"table\.safetensors .* cannot be used .*train ngrams"):
-            generator(wild_llama(1)).stream([1, 2], config(method))
+            generator(wild_llama(1)).stream([1, 2], config(method, options=options))
 
 
 def test_a_pair_without_a_table_is_refused_with_the_remedy(monkeypatch, tmp_path):
@@ -268,15 +268,16 @@ def test_a_table_of_another_vocabulary_is_refused(monkeypatch, tmp_path):
         generator(wild_llama(1)).stream([1, 2], config("ngram-table"))
 
 
-@pytest.mark.parametrize("method", ["ngram-table", "cascade"])
-def test_a_table_of_another_target_runs_and_says_so(monkeypatch, tmp_path, method):
+@pytest.mark.parametrize(("method", "options"), [("ngram-table", {}), ("cascade", {"fallback": "none"})])
+def test_a_table_of_another_target_runs_and_says_so(monkeypatch, tmp_path, method, options):
     """The hash differs, the vocabulary does not: a sentence in the run, and plain decoding's text."""
     replace(tiny_table(), target_sha256="a" * 64).save(tmp_path / "tiny" / "ngram-table" / "table.safetensors")
     monkeypatch.setattr(stored, "ASSETS", tmp_path)
     engine = generator(wild_llama(1), eos=())
     for sha256, foreign in (("b" * 64, True), ("a" * 64, False), ("", False)):
         engine.loaded.target_info = replace(engine.loaded.target_info, sha256=sha256)
-        events = play(engine, [1, 2], config(method, max_new_tokens=20), plain=sequential(wild_llama(1), [1, 2], 20))
+        settings = config(method, max_new_tokens=20, options=options)
+        events = play(engine, [1, 2], settings, plain=sequential(wild_llama(1), [1, 2], 20))
         started = events[0]
         assert isinstance(started, RunStarted)
         assert any("other weights (aaaaaaaa" in note for note in started.notes) == foreign
@@ -468,7 +469,7 @@ def test_the_shipped_table_is_small_loads_fast_and_names_its_target():
     assert wheel is not None
     assert table.target_sha256 == wheel.gguf_sha256
     assert table.vocab_size == 49152
-    assert len(table) == sum(table.about["num_entries"]) == 173_367
+    assert len(table) == sum(table.about["num_entries"]) == 198_779
     card = (SHIPPED.parent / "card.md").read_text(encoding="utf-8")
     predicted = sum(score["num_tokens"] for score in table.about["scores"])
     assert f"| any (coverage) | {100 * predicted / table.about['num_held_tokens']:.1f} %" in card
@@ -487,7 +488,8 @@ def test_the_shipped_table_on_the_real_pair():
         plain = list(engine.stream(prompt, config("plain", max_new_tokens=32, exact=True)))[-1]
         assert isinstance(plain, RunFinished)
         play(engine, prompt, config("ngram-table", max_new_tokens=32, exact=True), plain=plain.token_ids)
-        events = play(engine, prompt, config("cascade", max_new_tokens=32, exact=True), plain=plain.token_ids)
+        settings = config("cascade", max_new_tokens=32, exact=True, options={"fallback": "none"})
+        events = play(engine, prompt, settings, plain=plain.token_ids)
         started = events[0]
         assert isinstance(started, RunStarted)
         assert started.notes == ()

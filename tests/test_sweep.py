@@ -174,9 +174,9 @@ def test_columns_hold_what_acts_in_a_run() -> None:
     method = get_method("cascade")
     columns = setting_columns(method, settings_of("cascade", "threshold=0.5", "exact=off", "fallback=none")[0].config)
     assert columns == {
-        "gamma": 4, "draft_length": "fixed", "draft_quant": "auto", "verify": "threshold", "epsilon": None,
+        "gamma": 7, "draft_length": "fixed", "draft_quant": "auto", "verify": "threshold", "epsilon": None,
         "delta": None, "threshold": 0.5, "temperature": 0.0, "exact": "off", "width": None, "fallback": "none",
-        "min_match": 2, "table_match": 1, "min_count": 1, "tree": "chain",
+        "fallback_tree": "growing:7", "min_match": 0, "table_match": 0, "min_count": 1,
     }  # fmt: skip
 
 
@@ -420,10 +420,10 @@ def test_the_command_prints_a_table_and_writes_rows_that_pandas_reads(on_tiny, c
 
 @pytest.mark.parametrize(("method", "values"), [("early-exit", ["2"]), ("plain", ["1", "2", "4", "8", "16"])])
 def test_the_command_without_vary_takes_the_defaults_of_the_method(on_tiny, capsys, method, values) -> None:
-    assert main(["sweep", "--method", method, "--regimes", "facts", "--repeat", "1", "--max-new-tokens", "6"]) == 0
+    assert main(["sweep", "--method", method, "--regimes", "facts", "--repeat", "1", "--max-new-tokens", "20"]) == 0
     out = capsys.readouterr().out.splitlines()
     count = "1 setting" if len(values) == 1 else f"{len(values)} settings"
-    assert out[0].endswith(f"{count} × 1 prompt × 6 tokens × 1 run.")
+    assert out[0].endswith(f"{count} × 1 prompt × 20 tokens × 1 run.")
     first = "exact=on width=" if method == "plain" else "exit_layer="
     assert [line[3:].split()[first.count("=") - 1] for line in out[4 : 4 + len(values)]] == values
     assert any(f"{first}{value}, " in line for line in out for value in values)
