@@ -676,7 +676,7 @@ def nf4_reference(model):
 def check_nf4(loaded, ids):
     """bitsandbytes' kernels compute what NF4 says. (Against the full weights the bar of a cosine of 0.9 would measure
     4 bits, not the kernel: the real 135M falls to 0.4 at single positions with a faultless kernel.)"""
-    draft, info = load_draft(loaded, "nf4")
+    draft, info = load_draft(loaded, "nf4", copy=True)
     reference = nf4_reference(loaded.target)
     with torch.inference_mode():
         for piece in (ids, ids[:, :1]):  # one row goes another way through bitsandbytes than many

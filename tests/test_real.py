@@ -39,9 +39,7 @@ def plain_ids(regime: str) -> tuple[int, ...]:
     return list(engine().stream(prompts()[regime], config))[-1].token_ids
 
 
-CHAINS = [
-    name for name, method in METHODS.items() if method.exactness == "exact" and name not in ("plain", "draft-model")
-]
+CHAINS = [name for name, method in METHODS.items() if method.exactness == "exact" and name != "plain"]
 
 
 @pytest.mark.parametrize("method", CHAINS)

@@ -44,8 +44,9 @@ TABLE_MATCH = Option(
 )
 FALLBACK_TREE = Option(
     "fallback_tree",
-    "growing:7",
-    "how a feature head drafts here: chain, growing:7 for the 7 likeliest, or a fixed shape",
+    "auto",
+    "how a feature head drafts here: chain, growing:7 for the 7 likeliest candidates, or a fixed shape; auto takes a "
+    "chain where exact is on, else growing:7",
 )
 
 

@@ -131,6 +131,9 @@ def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
 
 
 _CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
+_BEST_TREE = "growing:7"
+"""With the root 8 rows, and a pass of 8 costs little more than one of 1."""
+
 _TRAINED = ("feature", "draft-model")
 """What a cascade falls back on where the pair has it, the faster one first."""
 
@@ -182,7 +185,10 @@ def _cascades_in_chains(config: RunConfig, loaded: LoadedPair) -> bool:
 
 def _as_feature(config: RunConfig) -> RunConfig:
     """The settings with which a cascade's feature head drafts."""
-    return replace(config, options={TREE.name: config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default)})
+    tree = str(config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default))
+    if tree == "auto":  # passes of a fixed width hold chains only
+        tree = str(TREE.default) if config.exact else _BEST_TREE
+    return replace(config, options={TREE.name: tree})
 
 
 def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
