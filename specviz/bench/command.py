@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specviz.bench.prompts import PROMPTS, names_in, read_entries
 from specviz.bench.table import print_table, show
+from specviz.config import DEFAULT_GAMMA
 from specviz.errors import ConfigError
 from specviz.progress import Line
 
@@ -38,7 +39,7 @@ def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:
     )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
-    parser.add_argument("--gamma", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--gamma", type=int, default=DEFAULT_GAMMA, metavar="N", help="default: %(default)s")
     parser.add_argument("--pair", default="smollm2-135m", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every single rate")
