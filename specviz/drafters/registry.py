@@ -252,7 +252,7 @@ METHODS: dict[str, Method] = {
         Method(
             "cascade",
             "Cascade",
-            "Prompt lookup first, then the n-gram table, then a model if you name one.",
+            "Prompt lookup where enough words match, else a draft trained for the pair, else the n-gram table.",
             "exact",
             _cascade,
             CascadeDrafter.needs,
