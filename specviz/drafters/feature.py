@@ -194,7 +194,6 @@ class FeatureDrafter:
         states: dict[int, Tensor] = {}
         assert self._behind is not None
         level, behind = [-1], self._behind[None]
-        read: list[int] = []  # nodes in the cache, in the order of their rows
         ids = list(context.token_ids)
         for depth in range(1, tree.depth + 1):
             logits = self._decoder.head(behind)
@@ -209,12 +208,7 @@ class FeatureDrafter:
             level = [node for node in here if node in inner]
             if not level:
                 break
-            before = torch.stack([self._behind if parents[n] == -1 else states[parents[n]] for n in level])
-            x = self._parts.enter(self._decoder.embed(self._ids([tokens[n] for n in level])), before)
-            seen = self._tree_mask(level, read, parents)
-            behind = self._pass(x, [self._read + depth - 1] * len(level), len(read), seen)
-            states |= dict(zip(level, behind, strict=True))
-            read += level
+            behind = self._read_level(level, depth, tokens, parents, states)
         return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), _note(tree.levels()))
 
     def _grow(self, context: DraftContext, max_depth: int, tree: GrowingTree) -> Proposal:
@@ -229,7 +223,6 @@ class FeatureDrafter:
         sure: list[float] = []
         paths: list[float] = []  # log-probability of each candidate's whole path
         states: dict[int, Tensor] = {}
-        read: list[int] = []
         level, behind = [-1], self._behind[None]
         for depth in range(1, max_depth + 1):
             logits = self._decoder.head(behind).cpu()
@@ -253,12 +246,7 @@ class FeatureDrafter:
             level = sorted(node for node in fresh[:breadth] if paths[node] > last_in or last_in == -math.inf)
             if depth == max_depth or not level:  # no path through these can still be among the likeliest
                 break
-            before = torch.stack([self._behind if parents[n] == -1 else states[parents[n]] for n in level])
-            x = self._parts.enter(self._decoder.embed(self._ids([tokens[n] for n in level])), before)
-            seen = self._tree_mask(level, read, parents)
-            behind = self._pass(x, [self._read + depth - 1] * len(level), len(read), seen)
-            states |= dict(zip(level, behind, strict=True))
-            read += level
+            behind = self._read_level(level, depth, tokens, parents, states)
         chosen = sorted(sorted(range(len(tokens)), key=lambda node: (-paths[node], node))[: tree.num_nodes])
         place = {node: row for row, node in enumerate(chosen)} | {-1: -1}
         reached = [depths[node] for node in chosen]
@@ -271,6 +259,23 @@ class FeatureDrafter:
             tuple(sure[node] for node in chosen),
             _note(levels),
         )
+
+    def _read_level(
+        self, level: Sequence[int], depth: int, tokens: Sequence[int], parents: Sequence[int], states: dict[int, Tensor]
+    ) -> Tensor:
+        """[nodes, d_model] states behind the nodes of one level, each read behind its parent's state.
+
+        Args:
+            depth: of the level, from 1. tokens, parents: of all nodes. states: of the nodes read before, in the order
+                of their rows in the cache; the new ones are added.
+        """
+        assert self._behind is not None
+        before = torch.stack([self._behind if parents[node] == -1 else states[parents[node]] for node in level])
+        x = self._parts.enter(self._decoder.embed(self._ids([tokens[node] for node in level])), before)
+        seen = self._tree_mask(level, list(states), parents)
+        behind = self._pass(x, [self._read + depth - 1] * len(level), len(states), seen)
+        states.update(zip(level, behind, strict=True))
+        return behind
 
     def _tree_mask(self, level: Sequence[int], read: Sequence[int], parents: Sequence[int]) -> Tensor:
         """[rows, keys] bool: each node of this level sees every token read, its ancestors and itself."""
