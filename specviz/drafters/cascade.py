@@ -45,8 +45,8 @@ TABLE_MATCH = Option(
 FALLBACK_TREE = Option(
     "fallback_tree",
     "auto",
-    "how a feature head drafts here: chain, growing:7 for the 7 likeliest candidates, or a fixed shape; auto takes a "
-    "chain where exact is on, else growing:7",
+    "how a feature head drafts here: chain, growing:4 for the 4 likeliest candidates, or a fixed shape; auto takes a "
+    "chain where exact is on, else growing:4",
 )
 
 
