@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
@@ -32,6 +31,7 @@ from specviz.events import DraftNote
 from specviz.models.decoder import Decoder
 from specviz.models.loader import LoadedPair
 from specviz.models.session import Session
+from specviz.models.stored import read_tensors
 from specviz.proposal import Proposal
 from specviz.sampling import penalise
 
@@ -275,17 +275,7 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def _tensors(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    names = manifest.get("files")
-    if not isinstance(names, list) or not all(
-        isinstance(name, str) and re.fullmatch(r"[\w-]+\.safetensors", name) for name in names
-    ):
-        raise ModelLoadError(f"{MANIFEST} of the Medusa heads does not list its files.")
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        try:
-            tensors |= load_file(folder / name)
-        except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"{name} of the Medusa heads is missing or damaged.") from error
+    tensors = read_tensors(folder, manifest.get("files"), MANIFEST, "the Medusa heads")
     for key in tensors:
         if _OLD.fullmatch(key):
             raise ModelLoadError(

@@ -16,19 +16,18 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specviz.errors import ModelLoadError
 from specviz.models.convert import quiet_libraries
 from specviz.models.decoder import LeanDecoder
+from specviz.models.stored import read_tensors
 
 __all__ = [
     "FORM",
@@ -242,7 +241,7 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
     if refusal:
         raise ModelLoadError(refusal)
     manifest = read_manifest(folder)
-    tensors = _tensors(folder, manifest)
+    tensors = read_tensors(folder, manifest.get("files") or [], MANIFEST, "the trained draft")
     num_layers = manifest.get("num_layers")
     if type(num_layers) is not int or not 1 <= num_layers <= 64:
         raise ModelLoadError(f"The trained draft should have 1 to 64 layers; {MANIFEST} says {num_layers!r:.20}.")
@@ -272,18 +271,3 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
             param.data = tensor.to(weight.device, weight.dtype)
     model.model.rotary_emb.to(weight.device)
     return model.eval().requires_grad_(False), tensors, manifest
-
-
-def _tensors(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    names: Sequence[Any] = manifest.get("files") or []
-    if not isinstance(names, list) or not all(
-        isinstance(name, str) and re.fullmatch(r"[\w-]+\.safetensors", name) for name in names
-    ):
-        raise ModelLoadError(f"{MANIFEST} of the trained draft does not list its files.")
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        try:
-            tensors |= load_file(folder / name)
-        except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"{name} of the trained draft is missing or damaged.") from error
-    return tensors
