@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
     def run(options: argparse.Namespace) -> int:
         from specviz.train.ngrams import train_ngrams
 
-        line = progress()
-        try:
+        with closing(progress()) as line:
             folder = train_ngrams(
                 options.corpus,
                 options.pair,
@@ -67,8 +67,6 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
                 hold_out=_numbers("hold-out", options.hold_out) if options.hold_out else (),
                 progress=line,
             )
-        finally:
-            line.close()
         print(folder)
         return 0
 
@@ -87,11 +85,8 @@ def _add_import(kinds: Any, progress: Callable[[], Line]) -> None:
     def run(options: argparse.Namespace) -> int:
         from specviz.drafters.foreign import import_draft
 
-        line = progress()
-        try:
+        with closing(progress()) as line:
             folder, notes = import_draft(options.folder, options.pair, options.method, line)
-        finally:
-            line.close()
         for note in notes:
             print(f"specviz: {note}", file=sys.stderr)
         print(folder)
@@ -121,8 +116,7 @@ def _add_corpus(kinds: Any, progress: Callable[[], Line]) -> None:
     def run(options: argparse.Namespace) -> int:
         from specviz.train.answers import read_temperatures, write_answers
 
-        line = progress()
-        try:
+        with closing(progress()) as line:
             written = write_answers(
                 options.prompts,
                 options.out,
@@ -136,8 +130,6 @@ def _add_corpus(kinds: Any, progress: Callable[[], Line]) -> None:
                 device=options.device,
                 progress=line,
             )
-        finally:
-            line.close()
         for note in written.notes:
             print(f"specviz: {note}", file=sys.stderr)
         print(written.path)
@@ -197,8 +189,7 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
         for name in ("layers", "hold_out"):
             if getattr(options, name, ""):
                 settings[name] = _numbers(name.replace("_", "-"), getattr(options, name))
-        line = progress()
-        try:
+        with closing(progress()) as line:
             folder = train_draft(
                 options.corpus,
                 kind,
@@ -210,8 +201,6 @@ def _add_training(parser: Any, progress: Callable[[], Line], kind: str) -> None:
                 threads=options.threads,
                 progress=line,
             )
-        finally:
-            line.close()
         print(folder)
         return 0
 
