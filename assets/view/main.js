@@ -335,6 +335,10 @@ function renderLegend() {
 // -- one drawing a frame --
 
 function render() {
+  if (run.start) drawPanel();
+}
+
+function renderWatch() {
   if (!run.start) return;
   renderVerdict();
   renderFigures();
@@ -410,15 +414,13 @@ function select(number, { byVisitor = true, scroll = true } = {}) {
   } else strip.removeAttribute('aria-activedescendant');
   for (const row of ledgerRows?.children ?? []) row.classList.toggle('on', row._entry === entry);
   drawMap(entries, selected, hovered);
-  if (byVisitor) {
-    keepInAddress(selected);
-    element.dispatchEvent(new CustomEvent('specviz:select', { bubbles: true, detail: { step: selected } }));
-  }
+  if (panelInView !== 'watch') drawPanel();
+  if (byVisitor) keepInAddress('step', selected);
 }
 
-/** For other views of the page: the visitor wants to look into this step. */
+/** The visitor wants to look into this step. */
 function inspect() {
-  if (selected) element.dispatchEvent(new CustomEvent('specviz:inspect', { bubbles: true, detail: { step: selected } }));
+  if (selected) openTab('inspect');
 }
 
 function keepInWindow(node) {
@@ -430,9 +432,9 @@ function keepInWindow(node) {
   viewport.scrollTop += rect.top < box.top ? rect.top - box.top - line / 2 : rect.bottom - box.bottom + line / 2;
 }
 
-function keepInAddress(number) {
+function keepInAddress(name, value) {
   const url = new URL(location.href);
-  if (number) url.searchParams.set('step', number); else url.searchParams.delete('step');
+  if (value) url.searchParams.set(name, value); else url.searchParams.delete(name);
   try { history.replaceState(history.state, '', url); } catch { /* a sandboxed frame */ }
 }
 
@@ -562,27 +564,4 @@ tip.addEventListener('pointerleave', closeDefinitionSoon);
 tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
 document.addEventListener('pointerdown', ({ target }) => { if (!tip.hidden && !tip.contains(target) && !tip._owner?.contains(target)) closeTip(); });
 
-// -- start --
-
-const measured = new ResizeObserver(batched(() => {
-  map.width = Math.floor(mapBox.clientWidth);
-  map.svg = null;
-  for (const chart of CHARTS) chart.width = Math.floor(chart.box.clientWidth);
-  if (!run.start) return;
-  unsettled = run.entries.flatMap((entry) => notesOf(entry));
-  render();
-}));
-
-buildFigures();
-buildLegend();
-buildCharts();
-clearStrip();
-clearLedger();
-renderCard(null);
-renderFigures();
-renderLegend();
-showDepth(DEPTHS.includes(remembered.get('depth')) ? remembered.get('depth') : 'marks');
-for (const box of [mapBox, ...CHARTS.map((chart) => chart.box)]) measured.observe(box);
-addEventListener('beforeprint', () => extendLedger(run.entries ?? []));
-watch('value', () => receive(props.value));
-if (props.value) receive(props.value);
+addPanel('watch', renderWatch);

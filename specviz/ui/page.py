@@ -34,6 +34,8 @@ _CLOSE_SIDEBAR_JS = """() => {
   setTimeout(shut, 400);
 }"""
 
+_TELL_VIEW_JS = "() => { window.dispatchEvent(new CustomEvent('specviz:tab', { detail: '%s' })); }"
+
 
 def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Blocks:
     """The page around an engine; `recording` plays until somebody runs something, the stored one if none is given."""
@@ -42,12 +44,29 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
         header = make_header(host.status)
-        with gr.Tabs(), gr.Tab("Watch", id="watch"):
-            watch.main()
+        with gr.Tabs(selected="watch", elem_id="tabs"):
+            with _tab("watch", "Watch"):
+                watch.toolbar()
+            with _tab("inspect", "Inspect"):
+                pass
+            with _tab("race", "Race"):
+                pass
+            with _tab("lab", "Lab"):
+                pass
+            with _tab("methods", "Methods"):
+                pass
+        watch.main()
         watch.connect(demo, header)
         add_api(host)
         demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
+
+
+def _tab(name: str, title: str) -> gr.Tab:
+    """A tab; the view below the tabs shows the panel of that name, if it has one."""
+    tab = gr.Tab(title, id=name, elem_id=f"tab-{name}")
+    tab.select(None, None, None, js=_TELL_VIEW_JS % name, api_visibility="private")
+    return tab
 
 
 def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:

@@ -1,4 +1,4 @@
-"""The Watch view: one `gr.HTML` that reads the deltas of `ui.stream` and does everything else in the browser.
+"""The view: one `gr.HTML` that reads the deltas of `ui.stream` and does everything else in the browser.
 
     view = make_view()                       # then yield deltas into it
     demo.launch(theme=THEME, css=VIEW_CSS + NATIVE_CSS)
@@ -13,23 +13,33 @@ from pathlib import Path
 
 import gradio as gr
 
-__all__ = ["VIEW_CSS", "make_view"]
+__all__ = ["PANELS", "VIEW_CSS", "make_view"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
-_SCRIPTS = ("dom.js", "strip.js", "detail.js", "charts.js", "main.js")
+_SCRIPTS = ("dom", "strip", "detail", "charts", "panels", "main", "inspect", "race", "methods", "start")
 """In this order they are the body of one function, so each may use what stands before it."""
+PANELS = ("watch", "inspect", "race", "methods")
+"""Parts of the view, one seen at a time; each has files of markup, script and, but for the first, style."""
 
 
 def _read(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
+def _panel(name: str) -> str:
+    hidden = "" if name == "watch" else " hidden"
+    return f'<div class="panel" data-panel="{name}"{hidden}>\n{_read(f"view/{name}.html")}</div>'
+
+
 VIEW_CSS = _read("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
-_TEMPLATE = f"<style>{_read('tokens.css')}{_read('view.css')}</style>\n{_read('view/view.html')}"
-_SCRIPT = "\n".join(_read(f"view/{name}") for name in _SCRIPTS)
+_TEMPLATE = "<style>{rules}</style>\n{markup}".format(
+    rules=_read("tokens.css") + _read("view.css") + "".join(_read(f"view/{name}.css") for name in PANELS[1:]),
+    markup=_read("view/view.html").replace("<!-- panels -->", "\n".join(map(_panel, PANELS))),
+)
+_SCRIPT = "\n".join(_read(f"view/{name}.js") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:

@@ -98,7 +98,7 @@ _OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.
 
 
 class Watch:
-    """The tab's parts and what they do. Build it within a Blocks: first `sidebar`, then `main`, then `connect`."""
+    """The tab's parts and what they do. Within a Blocks, build `sidebar`, `toolbar` and `main`, then `connect`."""
 
     def __init__(self, host: EngineHost, recording: Recording | None) -> None:
         self.host = host
@@ -187,8 +187,8 @@ class Watch:
             )
             f["time_limit_s"] = _slider("Time limit, seconds", 5, MAX_TIME_S, "time_limit_s", 5)
 
-    def main(self) -> None:
-        """The row of actions, the view, and the figures after a run."""
+    def toolbar(self) -> None:
+        """The row of actions."""
         with gr.Row(elem_classes="toolbar"):
             with gr.Row(elem_classes="actions"):
                 narrow: dict[str, Any] = {"scale": 0, "min_width": 94}
@@ -203,6 +203,9 @@ class Watch:
                 self.plain = gr.Button("Measure plain decoding", visible=False, elem_id="plain", scale=0, min_width=170)
                 self.save = gr.DownloadButton("Save trace", interactive=False, elem_id="save", scale=0, min_width=90)
                 self.copy = gr.Button("Copy link", elem_id="copy", scale=0, min_width=80)
+
+    def main(self) -> None:
+        """The view, which all tabs share, and the figures after a run."""
         self.view = make_view(self.recording.delta if self.recording else None)
         # Never without figures: the first Plot of a page costs its browser a second, and that is paid at load.
         summary = self.recording.summary if self.recording else summarize(())

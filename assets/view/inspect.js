@@ -1,0 +1,3 @@
+// ---- inspect ----
+
+addPanel('inspect', () => {});

@@ -1,0 +1,38 @@
+// ---- panels: each tab of the page shows one of them, and only that one is drawn ----------------------------------
+// Gradio's tabs say which: `specviz:tab` on the window, with the tab's id. A tab without a panel is Gradio's own.
+
+const panels = new Map(); // id -> { box, draw }
+let panelInView = 'watch';
+
+/** `draw` runs when the panel comes into view, and once a frame while the run or the selection changes. */
+function addPanel(id, draw) {
+  panels.set(id, { box: $(`.panel[data-panel=${id}]`), draw });
+}
+
+function drawPanel() {
+  panels.get(panelInView)?.draw();
+}
+
+function showPanel(id) {
+  panelInView = id;
+  for (const [other, { box }] of panels) box.hidden = other !== id;
+  document.body.dataset.tab = id; // Gradio's own parts that belong to one tab follow it by CSS
+  closeTip();
+  drawPanel();
+}
+
+/** As if the visitor had pressed the tab. */
+function openTab(id) {
+  document.querySelector(`#tab-${id}-button`)?.click();
+}
+
+function openPanelOfAddress() {
+  const id = new URLSearchParams(location.search).get('tab');
+  if (/^[a-z]+$/.test(id ?? '') && id !== panelInView) openTab(id);
+}
+
+addEventListener('specviz:tab', ({ detail }) => {
+  if (detail === panelInView) return;
+  showPanel(detail);
+  keepInAddress('tab', detail === 'watch' ? null : detail);
+});

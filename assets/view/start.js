@@ -1,0 +1,25 @@
+// ---- start: builds what stands still, then takes what is there ---------------------------------------------------
+
+const measured = new ResizeObserver(batched(() => {
+  map.width = Math.floor(mapBox.clientWidth);
+  map.svg = null;
+  for (const chart of CHARTS) chart.width = Math.floor(chart.box.clientWidth);
+  if (!run.start || panelInView !== 'watch') return;
+  unsettled = run.entries.flatMap((entry) => notesOf(entry));
+  render();
+}));
+
+buildFigures();
+buildLegend();
+buildCharts();
+clearStrip();
+clearLedger();
+renderCard(null);
+renderFigures();
+renderLegend();
+showDepth(DEPTHS.includes(remembered.get('depth')) ? remembered.get('depth') : 'marks');
+for (const box of [mapBox, ...CHARTS.map((chart) => chart.box)]) measured.observe(box);
+addEventListener('beforeprint', () => extendLedger(run.entries ?? []));
+openPanelOfAddress();
+watch('value', () => receive(props.value));
+if (props.value) receive(props.value);
