@@ -520,6 +520,7 @@ class _Run:
             text = text[: self.scanner.found]
         memory = {
             "target_bytes": self.loaded.target_info.num_bytes,
+            "target_packed_bytes": self.session.packed_bytes,
             "draft_bytes": self.started.draft.num_bytes if self.started.draft else 0,
             "target_cache_bytes": self.session.num_bytes,
             "draft_cache_bytes": self.drafter.num_bytes,

@@ -9,11 +9,13 @@ from fakes import loaded_pair, tiny_llama
 
 from specviz.bench.contest import PEERS, Contestant, Result, peer, specviz_method
 from specviz.bench.machine import memory_bandwidth
-from specviz.bench.runner import Entry, contest, geometric_mean
+from specviz.bench.report import score_row
+from specviz.bench.runner import Entry, Score, contest, geometric_mean
 from specviz.cli import main
 from specviz.config import RunConfig
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Counters
+from specviz.models.decoder import decoder_for
 
 ENTRIES = [Entry("a", "x", (65, 66, 67)), Entry("b", "y", (66, 66, 66))]
 
@@ -76,6 +78,7 @@ def test_the_command_prints_a_table_and_one_json_line_last(capsys, monkeypatch, 
         "plain,prompt-lookup",
         "--peers",
         "plain",
+        "--overheads",
         "--csv",
         str(table),
     ]
@@ -86,8 +89,34 @@ def test_the_command_prints_a_table_and_one_json_line_last(capsys, monkeypatch, 
     assert data["rows"][0]["speed_up"] == pytest.approx(1.0)
     assert set(data["rows"][0]["regimes"]) == {"copying", "code", "facts", "story", "translation", "dialogue"}
     assert data["passes"]["v"]["1"] == 1.0
+    packed = decoder_for(model).num_bytes
+    assert data["rows"][0]["memory_bytes"] > packed > 0
+    assert "memory_bytes" not in data["rows"][2]
+    assert data["overheads"]["traced"] > 0 < data["overheads"]["detailed"]
+    assert data["overheads"]["long_context"] is None  # this model does not read so far
     assert len(table.read_text().splitlines()) == 1 + 3 * 6 * 2
     assert main(["bench", "--methods", "magic"]) == 2
+
+
+def test_a_row_holds_the_measured_speed_up_against_theory() -> None:
+    """alpha 3/4, two drafted in each of two steps, c = 0.1, v = 1.2: S = (1 + 3/4 + 9/16) / 1.4."""
+    entry, names = ENTRIES[0], ("plain", "chain")
+    plain, chain = (Score(name, rates={"a": [1.0]}, answers={"a": (1,)}, prefills=[0.1]) for name in names)
+    for score, counters in (
+        (plain, Counters(num_steps=4, num_tokens=4, verify_s=4.0)),
+        (
+            chain,
+            Counters(
+                num_steps=2, num_drafting_steps=2, num_drafted=4, num_accepted=3, num_rejections=1, num_tokens=5,
+                draft_s=0.4, verify_s=2.4, drafting_verify_s=2.4, other_s=0.2,
+            ),
+        ),
+    ):  # fmt: skip
+        score.has_counters = True
+        score.totals = counters
+    row = score_row(chain, (plain, chain), [entry])
+    assert row["theory_speed_up"] == pytest.approx((1 + 0.75 + 0.75**2) / (2 * 0.1 + 1.2))
+    assert row["over_theory"] == pytest.approx((5 / 3.0) / row["theory_speed_up"])
 
 
 def test_bandwidth_is_a_plausible_number() -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import statistics
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specviz.bench.prompts import PROMPTS, names_in, read_entries
-from specviz.bench.table import print_table, show
 from specviz.config import DEFAULT_GAMMA
-from specviz.errors import ConfigError
 from specviz.progress import Line
-
-if TYPE_CHECKING:
-    from specviz.bench.runner import Entry, Score
 
 __all__ = ["add_bench_command"]
 
@@ -42,6 +36,9 @@ def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:
     parser.add_argument("--gamma", type=int, default=DEFAULT_GAMMA, metavar="N", help="default: %(default)s")
     parser.add_argument("--pair", default="smollm2-135m", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
+    parser.add_argument(
+        "--overheads", action="store_true", help="also measure what traces, details and a long context cost"
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every single rate")
     parser.add_argument("--json", action="store_true", help="only the JSON line")
     parser.set_defaults(command=lambda options: _bench(options, progress()))
@@ -50,6 +47,8 @@ def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:
 def _bench(options: argparse.Namespace, line: Line) -> int:
     from specviz.bench.contest import peer, specviz_method
     from specviz.bench.machine import measure_passes
+    from specviz.bench.overheads import measure_overheads
+    from specviz.bench.report import print_scores, score_row, write_rates
     from specviz.bench.runner import contest
     from specviz.config import RunConfig, check_int
     from specviz.drafters.registry import get_method
@@ -71,9 +70,14 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
     scores = contest(contestants, entries, limit=options.max_new_tokens, repeat=repeat, progress=line)
     line("Measuring passes", None)
     costs = measure_passes(engine)
+    overheads = None
+    if options.overheads:
+        config = RunConfig(gamma=options.gamma)
+        limit = options.max_new_tokens
+        overheads = measure_overheads(engine, entries, config, limit=limit, repeat=repeat, progress=line)
     line.close()
 
-    rows = [_row(score, scores, entries) for score in scores]
+    rows = [score_row(score, scores, entries) for score in scores]
     if not options.json:
         info = engine.loaded.target_info
         size = f"{len(entries)} prompts × {options.max_new_tokens} tokens × {repeat} runs"
@@ -85,90 +89,11 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
             f"A one-row pass takes {1000 * one:.1f} ms; reading the weights once takes {1000 * costs.floor_s:.1f} ms "
             f"({100 * costs.floor_s / one:.0f} % of the roofline). v by rows: {passes}.\n"
         )
-        _print_table(rows)
+        print_scores(rows)
+        if overheads is not None:
+            print(overheads.sentence)
     if options.csv:
-        _write_csv(options.csv, scores)
-    print(
-        json.dumps(
-            {"pair": options.pair, "dtype": engine.loaded.target_info.dtype, "passes": costs.to_json(), "rows": rows}
-        )
-    )
+        write_rates(options.csv, scores)
+    data = {"pair": options.pair, "dtype": engine.loaded.target_info.dtype, "passes": costs.to_json(), "rows": rows}
+    print(json.dumps(data | ({"overheads": asdict(overheads)} if overheads else {})))
     return 0
-
-
-def _row(score: Score, scores: list[Score], entries: list[Entry]) -> dict[str, Any]:
-    """One contestant's figures as plain data; ratios are geometric means over prompts of medians over repeats."""
-    names = [entry.name for entry in entries]
-    plain = scores[0]
-    theirs = next((other for other in scores if other.name == "transformers plain"), None)
-    equal = sum(score.answers.get(name) == plain.answers.get(name) for name in names)
-    row: dict[str, Any] = {
-        "name": score.name,
-        "tokens_per_s": statistics.median(statistics.median(rates) for rates in score.rates.values()),
-        "spread": score.spread,
-        "prefill_s": statistics.median(score.prefills),
-        "speed_up": score.speed_up(plain, names),
-        "speed_up_over_transformers": score.speed_up(theirs, names) if theirs else None,
-        "num_equal_to_plain": equal,
-        "num_prompts": len(names),
-        "regimes": {
-            regime: score.speed_up(plain, [entry.name for entry in entries if entry.regime == regime])
-            for regime in dict.fromkeys(entry.regime for entry in entries)
-        },
-    }
-    if score.has_counters:
-        c = score.totals
-        total = c.decode_s or 1.0
-        row |= {
-            "alpha": c.alpha,
-            "acceptance_length": c.acceptance_length,
-            "block_efficiency": c.block_efficiency,
-            "draft_share": c.draft_s / total,
-            "verify_share": c.verify_s / total,
-            "other_share": c.other_s / total,
-        }
-    return row
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    regimes = list(rows[0]["regimes"])
-    heads = ["", "tok/s", "± %", "÷ plain", "÷ transf.", *regimes, "α", "τ", "eff.", "draft/verify/other", "equal"]
-    lines = [heads]
-    for row in rows:
-        shares = "–"
-        if "draft_share" in row:
-            shares = " / ".join(f"{100 * row[f'{part}_share']:.0f}" for part in ("draft", "verify", "other"))
-        spread = None if row["spread"] is None else 100 * row["spread"]
-        figures = [row["speed_up"], row["speed_up_over_transformers"], *row["regimes"].values()]
-        figures += [row.get("alpha"), row.get("acceptance_length"), row.get("block_efficiency")]
-        equal = f"{row['num_equal_to_plain']} of {row['num_prompts']}"
-        lines.append(
-            [
-                row["name"],
-                f"{row['tokens_per_s']:.1f}",
-                show(spread, 0),
-                *(show(f, 2) for f in figures),
-                shares,
-                equal,
-            ]
-        )
-    print_table(lines)
-    print(_LEGEND)
-
-
-_LEGEND = """
-Rates are medians of decoding behind the first step; ± is their range over repeats. Ratios are geometric means over
-prompts. plain has one row a pass. equal compares with plain's ids; at other widths near-ties may fall the other way.
-"""
-
-
-def _write_csv(path: Path, scores: list[Score]) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["contestant", "prompt", "repeat", "tokens_per_s"])
-            for score in scores:
-                for name, rates in score.rates.items():
-                    writer.writerows([score.name, name, number, rate] for number, rate in enumerate(rates))
-    except OSError as error:
-        raise ConfigError(f"The table cannot be written to {str(path)!r}: {error.strerror}.") from error

@@ -24,7 +24,8 @@ class Result:
 
     prefill_s: until the first tokens are out, the step that wrote them included. rest_s, num_rest: seconds and tokens
     behind those, which is what decoding speed is taken from: both sides can be measured so.
-    counters: of a specviz run; None for a peer, which tells none.
+    counters, memory_bytes: of a specviz run; None for a peer, which tells none. memory_bytes: weights, also where they
+    are held twice, and caches at the end of the run.
     """
 
     token_ids: tuple[int, ...]
@@ -32,6 +33,7 @@ class Result:
     rest_s: float
     num_rest: int
     counters: Counters | None = None
+    memory_bytes: int | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -64,7 +66,8 @@ def specviz_method(engine: SpeculativeGenerator, config: RunConfig, name: str | 
         if event.reason == "error":
             raise ConfigError(f"{config.method}: {event.message}")
         rest = event.num_tokens - num_first
-        return Result(event.token_ids, prefill_s + first_s, counters.decode_s - first_s, rest, counters)
+        memory = sum(count for name, count in event.memory.items() if name != "peak_resident_bytes")
+        return Result(event.token_ids, prefill_s + first_s, counters.decode_s - first_s, rest, counters, memory)
 
     return Contestant(name or config.method, run)
 

@@ -26,7 +26,7 @@ class Entry:
 class Score:
     """All results of one contestant. rates: tokens a second by prompt, one a repeat.
 
-    counters: of all repeats, by prompt. totals: of all prompts.
+    counters: of all repeats, by prompt. totals: of all prompts. memory_bytes: the most that a run ended with.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Score:
     counters: dict[str, Counters] = field(default_factory=dict)
     totals: Counters = field(default_factory=Counters)
     has_counters: bool = False
+    memory_bytes: int | None = None
 
     def add(self, entry: Entry, result: Result) -> None:
         if result.tokens_per_s is not None:
@@ -46,6 +47,8 @@ class Score:
             self.has_counters = True
             self.counters.setdefault(entry.name, Counters()).merge(result.counters)
             self.totals.merge(result.counters)
+        if result.memory_bytes is not None:
+            self.memory_bytes = max(self.memory_bytes or 0, result.memory_bytes)
 
     def speed_up(self, base: Score, names: Sequence[str]) -> float | None:
         """Geometric mean over prompts of the ratio of median rates; None where one of them has no rate."""

@@ -37,6 +37,8 @@ class Decoder(Protocol):
     num_layers: int
     max_positions: int
     device: torch.device
+    num_bytes: int
+    """Of weights that it holds besides the model's own."""
 
     def forward(
         self,
@@ -81,6 +83,8 @@ def decoder_for(model: Any) -> Decoder:
 
 class TransformersDecoder:
     """Any causal LM of transformers, called as its authors meant it."""
+
+    num_bytes = 0
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config(decoder=True)
@@ -152,6 +156,7 @@ class LeanDecoder:
         self._layers = [_Layer(layer) for layer in body.layers]
         self._norm = _norm(body.norm)
         self._head = _Projection([model.lm_head])
+        self.num_bytes = self._head.num_bytes + sum(layer.num_bytes for layer in self._layers)
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
 
@@ -265,6 +270,7 @@ class _Layer:
         self.out = _Projection([attention.o_proj])
         self._gate, self._up = _Projection([mlp.gate_proj]), _Projection([mlp.up_proj])
         self.down = _Projection([mlp.down_proj])
+        self.num_bytes = sum(part.num_bytes for part in (self.qkv, self.out, self._gate, self._up, self.down))
 
     def gated(self, x: Tensor) -> Tensor:
         """silu(gate x) * (up x); packed, oneDNN applies both while it writes the products."""
@@ -293,11 +299,16 @@ def _norm(module: Any) -> Any:
 class _Projection:
     """One matrix product for several linear layers of the same input; quantized layers are called one by one."""
 
-    def __init__(self, modules: list[Any], *, pack: bool = True) -> None:
+    def __init__(self, modules: list[Any]) -> None:
         self._modules: list[Any] = []
         self._weight = self._bias = self._packed = None
+        self.num_bytes = 0
         if all(type(module) is Int8Linear for module in modules):
-            self._modules = [modules[0] if len(modules) == 1 else Int8Linear.fused(modules)]
+            self._modules = modules
+            if len(modules) > 1:
+                fused = Int8Linear.fused(modules)
+                self._modules = [fused]
+                self.num_bytes = sum(buffer.nbytes for buffer in fused.buffers())
             return
         if not all(type(module) is torch.nn.Linear for module in modules):
             self._modules = modules
@@ -306,7 +317,10 @@ class _Projection:
             biases = [module.bias for module in modules]
             self._bias = torch.cat(biases) if all(bias is not None for bias in biases) else None
             weight = modules[0].weight if len(modules) == 1 else torch.cat([module.weight for module in modules])
-            if pack and _can_pack(weight):
+            packs = _can_pack(weight)
+            if packs or len(modules) > 1:
+                self.num_bytes = weight.nbytes
+            if packs:
                 self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_ROWS)
             else:
                 self._weight = weight

@@ -80,6 +80,12 @@ class Session:
         """Memory of the cache entries that count."""
         return self._cache.num_bytes
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of weights that are held a second time, in the order that the processor multiplies fastest."""
+        assert self._decoder is not None, "the session is closed"
+        return self._decoder.num_bytes
+
     def extend(self, token_ids: Sequence[int], *, num_logits: int = 1) -> Tensor:
         """Append tokens for good, as many rows as there are tokens.
 
