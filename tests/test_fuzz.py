@@ -39,7 +39,9 @@ HUGE = st.sampled_from([2**53, -(2**63), 10**400, -(10**4000), 1e308, -0.0, 5e-3
 NUMBERS = st.one_of(HUGE, st.integers(), st.floats())
 TEXTS = st.one_of(
     st.text(st.characters(), max_size=40),  # lone surrogates and NUL among them
-    st.sampled_from(["\ud800", "a\x00b", "\u202eabc", "<|im_end|>", "NaN", "<img src=x onerror=alert(1)>", "x" * 30_000]),
+    st.sampled_from(
+        ["\ud800", "a\x00b", "\u202eabc", "<|im_end|>", "NaN", "<img src=x onerror=alert(1)>", "x" * 30_000]
+    ),
 )
 FEW = st.one_of(NUMBERS, TEXTS, st.none(), st.booleans(), st.lists(TEXTS, max_size=9), st.just({"a": [1]}))
 """Small, so that the search spends itself on which field gets which."""
