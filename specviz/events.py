@@ -47,7 +47,8 @@ MAX_DEPTH = 32
 """Levels of lists and objects in free-form data of a file."""
 
 Fate = Literal["accepted", "rejected", "discarded"]
-"""Of a drafted token: kept; tried and refused; never tried."""
+"""Of a drafted token: kept; tried and refused; neither. Discarded tokens were never tried, or, under a rule that keeps
+whatever is likely enough, passed on a branch of the tree that a longer or likelier one won over."""
 
 Origin = Literal["accepted", "corrected", "bonus", "target"]
 """Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;

@@ -342,7 +342,11 @@ class Watch:
             if time.time() - old.stat().st_mtime > 60:
                 old.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
+        try:
+            path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
+        except OSError:  # half a trace would be offered as a whole one, and take the room that is missing
+            path.unlink(missing_ok=True)
+            raise
         return path
 
     def _poll(self, request: gr.Request) -> dict[Any, Any]:
