@@ -57,6 +57,8 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:
     """`value` as a finite float in [low, high]. Raises ConfigError with the option's name and range."""
+    if isinstance(value, int) and value.bit_length() > 1023:  # more than a float holds, or than Python will write out
+        raise ConfigError(f"{name} must lie between {low} and {high}; got a number of more than 300 digits.")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{name} must be a number from {low} to {high}; got {str(value)[:40]!r}.")
     if not low <= value <= high:

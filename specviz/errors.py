@@ -14,6 +14,7 @@ Anything else that is raised is a fault of ours and reaches the page as an id on
 
 from __future__ import annotations
 
+import errno
 import logging
 import uuid
 
@@ -60,7 +61,7 @@ class BusyError(SpecvizError):
 
 
 def sentence_for(error: BaseException, *, stays: str) -> str:
-    """A sentence fit to be shown: our own messages whole, running out of memory in plain words, anything else as an id.
+    """A sentence fit to be shown: our own messages whole, a full memory or disk in plain words, anything else as an id.
 
     What was not foreseen may hold paths or secrets: it goes to the log under that id. stays: what is not lost by it.
     """
@@ -68,6 +69,8 @@ def sentence_for(error: BaseException, *, stays: str) -> str:
         return str(error)
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return "This machine ran out of memory. Choose a smaller pair, fewer tokens or a shorter prompt."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"The disk of this machine is full. {stays}"
     mark = uuid.uuid4().hex[:8]
     _log.error("failure %s", mark, exc_info=error)
     return f"Something failed inside specviz. {stays} The log has the details under {mark}."

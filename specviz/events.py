@@ -40,8 +40,15 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 
+MAX_INT = 2**53 - 1
+"""Whole numbers in a file beyond this are refused: JavaScript cannot hold them, and dividing them could overflow."""
+
+MAX_DEPTH = 32
+"""Levels of lists and objects in free-form data of a file."""
+
 Fate = Literal["accepted", "rejected", "discarded"]
-"""Of a drafted token: kept; tried and refused; never tried."""
+"""Of a drafted token: kept; tried and refused; neither. Discarded tokens were never tried, or, under a rule that keeps
+whatever is likely enough, passed on a branch of the tree that a longer or likelier one won over."""
 
 Origin = Literal["accepted", "corrected", "bonus", "target"]
 """Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;
@@ -238,7 +245,8 @@ def event_from_json(data: Any) -> Event:
     """The event that `event_to_json` wrote, checked field by field.
 
     Raises:
-        TraceError: not an object, an unknown type, a missing or unknown field, a wrong type, NaN or infinity.
+        TraceError: not an object, an unknown type, a missing or unknown field, a wrong type; a number that is not
+            finite, larger than MAX_INT, or outside what its name allows; text that is not valid Unicode.
     """
     if not isinstance(data, Mapping):
         raise TraceError(f"An event must be a JSON object, not {type(data).__name__}.")
@@ -281,6 +289,8 @@ def _build(cls: type, data: Any, where: str) -> Any:
     if unknown:
         raise TraceError(f"{where} has an unknown field {str(unknown[0])[:40]!r}.")
     values = {name: _check(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    for name, value in values.items():
+        _check_range(name, value, f"{where}.{name}")
     for f in dataclasses.fields(cls):
         needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if needed and f.name not in values:
@@ -306,24 +316,53 @@ def _check(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise TraceError(f"{where} must be an object.")
-        return {str(key): _check(get_args(hint)[1], item, where) for key, item in value.items()}
+        return {_text(str(key), where): _check(get_args(hint)[1], item, where) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, where)  # type: ignore[arg-type]
     if hint is Any:
-        return _finite(value, where)
+        return _plain_data(value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(_number(value, where))
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise TraceError(f"{where} must be {hint.__name__}, not {type(value).__name__}.")
-    return _finite(value, where)
+    return _plain_data(value, where)
 
 
-def _finite(value: Any, where: str) -> Any:
-    """Reject NaN and infinity anywhere inside free-form data; keep everything else."""
+def _plain_data(value: Any, where: str, depth: int = 0) -> Any:
+    """Free-form data with plain numbers and whole characters only, and not too deep."""
+    if depth > MAX_DEPTH:
+        raise TraceError(f"{where} has more than {MAX_DEPTH} levels.")
+    if isinstance(value, list | tuple):
+        return [_plain_data(item, where, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        return {_text(str(key), where): _plain_data(item, where, depth + 1) for key, item in value.items()}
+    if isinstance(value, str):
+        return _text(value, where)
+    if isinstance(value, int | float):
+        return _number(value, where)
+    return value
+
+
+def _number(value: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise TraceError(f"{where} is not a finite number.")
-    if isinstance(value, list | tuple):
-        return [_finite(item, where) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item, where) for key, item in value.items()}
+    if abs(value) > MAX_INT and isinstance(value, int):
+        raise TraceError(f"{where} is a whole number beyond {MAX_INT}.")
     return value
+
+
+def _text(value: str, where: str) -> str:
+    """Half a surrogate pair can be written in JSON, but not in UTF-8."""
+    if not value.isprintable() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise TraceError(f"{where} holds half a character.")
+    return value
+
+
+def _check_range(name: str, value: Any, where: str) -> None:
+    """Names say what a number is, see the head of this file. Probabilities may be off by rounding."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    is_share = name.endswith("prob") or name in ("coin", "overlap")
+    low, high = -1 if name in ("parent", "token_id") else 0, 1.001 if is_share else math.inf
+    if not low <= value <= high:
+        raise TraceError(f"{where} is {value:.6g}; it cannot be {'below ' + str(low) if value < low else 'above 1'}.")

@@ -484,7 +484,7 @@ class _Run:
             token_id,
             piece.text,
             parent,
-            "accepted" if kept else "rejected",
+            "accepted" if kept else "discarded" if trial.accepted else "rejected",
             piece.label,
             confidence if trial.draft_prob is None else trial.draft_prob,
             trial.target_prob,

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from specviz.errors import TraceError
-from specviz.events import SCHEMA_VERSION, Event, RunFinished, RunStarted, StepDone, event_from_json, event_to_json
+from specviz.events import (
+    SCHEMA_VERSION,
+    Event,
+    PrefillDone,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    event_from_json,
+    event_to_json,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -17,9 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_BYTES",
     "MAX_LINE",
+    "MAX_LINES",
+    "MAX_UPLOAD_BYTES",
     "Trace",
     "dump_trace",
     "load_trace",
+    "open_upload",
     "parse_trace",
     "plain_lines",
     "steps_frame",
@@ -28,7 +40,15 @@ __all__ = [
 ]
 
 MAX_BYTES = 64_000_000
-MAX_LINE = 4_000_000
+MAX_UPLOAD_BYTES = 16_000_000
+"""Of a file from a visitor: read, a trace takes ten times its size. 4,000 tokens with every detail are 4 MB."""
+
+MAX_LINE = 1_000_000
+MAX_LINES = 20_000
+"""Of a run and the plain run beside it: more than twice the longest answer."""
+
+MAX_DRAFTED = 4096
+"""Tokens that a step may say were drafted without listing them; counters keep a place for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +89,30 @@ def write_events(events: Iterable[Event], file: IO[str]) -> Iterator[Event]:
         yield event
 
 
-def load_trace(path: str | Path) -> Trace:
+def load_trace(path: str | Path, max_bytes: int = MAX_BYTES) -> Trace:
     """Read a trace file. Raises TraceError: missing, too large, not a trace, or of an unknown schema."""
     path = Path(path)
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise TraceError(f"The trace has {size / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be opened.")
+        if size > max_bytes:
+            raise TraceError(f"The trace has {size / 1e6:.0f} MB; at most {max_bytes / 1e6:.0f} MB can be opened.")
         return parse_trace(path.read_bytes())
     except OSError as error:
         raise TraceError(f"The trace {path.name!r} cannot be read: {error.strerror or error}.") from error
+
+
+def open_upload(path: str | Path) -> Trace:
+    """A trace file that a visitor uploaded: `load_trace` with the limits that strangers get.
+
+    The file is read and nothing it names is: no code, no path, no address. Texts in it are the visitor's, fit for JSON
+    and UTF-8, and not for markup. `damage` is a sentence to show, "" for a whole file.
+
+    Args:
+        path: where the web server put the upload; never a path that the visitor wrote.
+    Raises:
+        TraceError: too large, not a trace, of an unknown schema, or without one whole event; a sentence to show.
+    """
+    return load_trace(path, MAX_UPLOAD_BYTES)
 
 
 def parse_trace(data: bytes) -> Trace:
@@ -87,15 +121,16 @@ def parse_trace(data: bytes) -> Trace:
     Raises:
         TraceError: no header, an unknown schema version, or not one whole event.
     """
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"The trace has {len(data) / 1e6:.0f} MB; at most {MAX_BYTES / 1e6:.0f} MB can be opened.")
-    lines = data.split(b"\n")
+    lines = data.split(b"\n", MAX_LINES)
     _check_header(lines[0])
     runs: dict[str, list[Event]] = {"run": [], "plain": []}
     damage = ""
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
+        if number > MAX_LINES:
+            damage = f"The file has more than {MAX_LINES:,} lines. Shown is what stands before the rest."
+            break
         try:
             of, event = _parse_line(line)
             _check_order(runs[of], event)
@@ -107,7 +142,10 @@ def parse_trace(data: bytes) -> Trace:
         raise TraceError(f"The trace holds no run. {damage}".strip())
     if not damage and not isinstance(runs["run"][-1], RunFinished):
         damage = "The file ends before the run does. Shown is what is there."
-    plain = runs["plain"] if runs["plain"] and isinstance(runs["plain"][-1], RunFinished) else []
+    plain = runs["plain"]
+    if plain and not isinstance(plain[-1], RunFinished):
+        plain = []
+        damage = damage or "The file ends before the plain run beside this one does. That one is left out."
     return Trace(tuple(runs["run"]), tuple(plain), damage)
 
 
@@ -171,15 +209,35 @@ def _parse_line(line: bytes) -> tuple[str, Event]:
 
 
 def _check_order(before: list[Event], event: Event) -> None:
-    """A run starts once, ends once, and its steps count up from 1."""
-    if isinstance(event, RunStarted) == bool(before) or (before and isinstance(before[-1], RunFinished)):
+    """A run starts once, fills its caches once, counts its steps up from 1, and ends once."""
+    last = before[-1] if before else None
+    if isinstance(event, RunStarted):
+        fits = last is None
+    elif isinstance(event, PrefillDone):
+        fits = isinstance(last, RunStarted)
+    elif isinstance(event, StepDone):
+        fits = isinstance(last, PrefillDone | StepDone)
+        _check_step(event)
+    else:
+        fits = last is not None and not isinstance(last, RunFinished)
+    if not fits:
         raise TraceError("the events are out of order.")
-    if isinstance(event, StepDone):
-        last = before[-1]
-        if event.index != (last.index + 1 if isinstance(last, StepDone) else 1):
-            raise TraceError("a step is missing.")
-        if any(not -1 <= token.parent < i for i, token in enumerate(event.drafted)):
-            raise TraceError("a drafted token names a parent that does not precede it.")
+    if isinstance(event, StepDone) and event.index != (last.index + 1 if isinstance(last, StepDone) else 1):
+        raise TraceError("a step is missing.")
+
+
+def _check_step(step: StepDone) -> None:
+    """What counters and page rely on: trees without circles, and counts that the listed tokens bear out."""
+    if any(token.parent >= i for i, token in enumerate(step.drafted)):
+        raise TraceError("a drafted token names a parent that does not precede it.")
+    if step.num_accepted > len(step.emitted):
+        raise TraceError("more tokens are said to be accepted than were emitted.")
+    if step.num_drafted is not None:
+        listed = len(step.drafted)
+        if step.num_drafted < step.num_accepted or step.num_drafted > MAX_DRAFTED:
+            raise TraceError(f"{step.num_drafted} tokens cannot have been drafted.")
+        if listed and listed != step.num_drafted:
+            raise TraceError(f"{step.num_drafted} tokens are said to be drafted, and {listed} are listed.")
 
 
 def _loads(line: bytes) -> dict[str, Any]:

@@ -3,14 +3,11 @@ under test are the line, the checks and the page; `tests/test_generator.py` test
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,95 +15,25 @@ import pytest
 pytest.importorskip("gradio")
 
 from browser import open_page
-from fakes import loaded_pair, tiny_llama
 from gradio_client import Client
+from hosts import PAIRS, Loader, deltas, make_host, served, settings, take, wait_until
 
 from specviz.config import RunConfig
 from specviz.errors import BusyError, ConfigError, ModelLoadError
 from specviz.events import RunFinished, StepDone, event_from_json, event_to_json
 from specviz.metrics import Baseline
-from specviz.models.decoder import decoder_for
 from specviz.trace import parse_trace
 from specviz.ui.charts import summarize
 from specviz.ui.host import MAX_WAITING, EngineHost, Notice
 from specviz.ui.live import measure_plain, new_encoder, run_live
-from specviz.ui.page import build_page, launch
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import opening_run
-from specviz.ui.settings import DEFAULTS, MAX_PROMPT_CHARS, WatchSettings, read_link
+from specviz.ui.settings import DEFAULTS, MAX_PROMPT_CHARS, read_link
 from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
 from specviz.ui.visits import Visit
 
 SECRET = "<b>boom</b> /home/somebody/.cache hf_secrettoken"
-TINY = loaded_pair(tiny_llama(), object()).pair
-PAIRS = {name: replace(TINY, name=name, title=name.title()) for name in ("tiny", "other", "third", "broken", "huge")}
-
-
-class Loader:
-    """Loads tiny models; counts what is alive. `delay_s` slows every pass of the target."""
-
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.delay_s = delay_s
-        self.alive: list[weakref.ref[Any]] = []
-        self.num_passes = 0
-        self.fail: Exception | None = None
-        self.gate: threading.Event | None = None
-
-    def __call__(self, pair: Any, *, dtype: str = "auto", progress: Callable[..., None]) -> Any:
-        progress(f"Loading {pair.title}", 0.5)
-        if self.gate is not None:
-            assert self.gate.wait(10)
-        if pair.name == "broken":
-            raise ModelLoadError("These weights are damaged. Choose another pair.")
-        if self.fail is not None:
-            raise self.fail
-        target = tiny_llama(positions=2048)
-        decoder = decoder_for(target)
-        forward = decoder.forward
-        decoder.forward = lambda *args, **more: self._pass() or forward(*args, **more)  # type: ignore[method-assign]
-        loaded = loaded_pair(target, tiny_llama(1, positions=2048))
-        loaded.pair = pair
-        self.alive.append(weakref.ref(target))
-        return loaded
-
-    def _pass(self) -> None:
-        self.num_passes += 1
-        if self.delay_s:
-            time.sleep(self.delay_s)
-
-    @property
-    def num_alive(self) -> int:
-        gc.collect()
-        return sum(ref() is not None for ref in self.alive)
-
-
-def make_host(loader: Loader | None = None, **more: Any) -> EngineHost:
-    def problem(pair: Any, dtype: str, freed: int) -> str | None:
-        return "Huge needs 900.0 GB of memory, and 8.0 GB are free here." if pair.name == "huge" else None
-
-    return EngineHost(PAIRS, load=loader or Loader(), **({"problem": problem} | more))
-
-
-def take(host: EngineHost, pair: str = "tiny") -> Any:
-    """(turn, engine) of somebody who waits until it is theirs."""
-    turn = host.turn(pair)
-    return turn, next(item for item in turn if not isinstance(item, Notice))
-
-
-def settings(**values: Any) -> WatchSettings:
-    return WatchSettings.read({"prompt": "abc abc abc", "max_new_tokens": 12, "measure_plain": False} | values, PAIRS)
-
-
-def deltas(texts: Any) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in texts]
-
-
-def wait_until(check: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 # --- settings: case 92 ---------------------------------------------------------------------------------------------
@@ -118,6 +45,8 @@ BAD = [
     ("gamma", None, "number from 0 to 15"),
     ("gamma", "4", "number from 0 to 15"),
     ("gamma", True, "number from 0 to 15"),
+    ("gamma", 10**400, "more than 300 digits"),
+    ("time_limit_s", -(10**5000), "more than 300 digits"),
     ("max_new_tokens", 1e9, "between 1 and 4096"),
     ("max_new_tokens", float("nan"), "number from 1 to 4096"),
     ("max_new_tokens", 0, "between 1 and 4096"),
@@ -148,7 +77,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "limit"), BAD, ids=[f"{name}-{str(value)[:12]}" for name, value, _ in BAD])
+@pytest.mark.parametrize(("name", "value", "limit"), BAD, ids=[f"{name}-{limit[:12]}" for name, _, limit in BAD])
 def test_92_bad_values_are_refused_with_the_limit_named(name: str, value: Any, limit: str) -> None:
     with pytest.raises(ConfigError, match=limit) as caught:
         settings(**{name: value})
@@ -162,6 +91,7 @@ def test_good_values_are_taken() -> None:
     assert read.config.exact is True
     assert read.config.sampling.top_k == 3
     assert settings(seed=None).config.sampling.seed is None
+    assert settings(stop=["\n", "a\\nb"]).config.stop == ("\n", "a\\nb")  # a program's list, to the letter
     half = settings(prompt="half \ud83d", stop="\udc00")
     assert (half.prompt, half.config.stop) == ("half \ufffd", ("\ufffd",))
     with pytest.raises(ConfigError, match="--width 16"):
@@ -478,18 +408,6 @@ def test_the_opening_run_is_a_real_one_and_says_where_it_was_measured() -> None:
 
 
 # --- served --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def served(loader: Loader) -> Iterator[tuple[str, EngineHost]]:
-    host = make_host(loader)
-    host.start()
-    demo = build_page(host)
-    _, url, _ = launch(demo, prevent_thread_lock=True, server_name="127.0.0.1")
-    try:
-        yield url, host
-    finally:
-        demo.close()
 
 
 @pytest.fixture(scope="module")

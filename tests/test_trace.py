@@ -13,7 +13,18 @@ from streams import STREAMS
 
 from specviz.errors import TraceError
 from specviz.events import event_to_json
-from specviz.trace import MAX_LINE, dump_trace, load_trace, parse_trace, steps_frame, tokens_frame, write_events
+from specviz.trace import (
+    MAX_LINE,
+    MAX_LINES,
+    MAX_UPLOAD_BYTES,
+    dump_trace,
+    load_trace,
+    open_upload,
+    parse_trace,
+    steps_frame,
+    tokens_frame,
+    write_events,
+)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -82,6 +93,81 @@ def test_a_parent_that_comes_later_is_damage() -> None:
     events[2]["drafted"][0]["parent"] = 3
     text = "\n".join(map(json.dumps, [{"type": "SpecvizTrace", "schema_version": 1}, *events]))
     assert "parent" in parse_trace(text.encode()).damage
+
+
+def changed(number: int, **values: object) -> bytes:
+    """The chain's file with fields of one event set; event 2 is its first step."""
+    events = [event_to_json(event) for event in STREAMS["chain"]()]
+    events[number] |= values
+    return "\n".join(map(json.dumps, [{"type": "SpecvizTrace", "schema_version": 1}, *events])).encode()
+
+
+@pytest.mark.parametrize(
+    ("values", "needle"),
+    [
+        ({"draft_s": 10**400}, "beyond"),  # no float can hold it
+        ({"rows": 2**53}, "beyond"),
+        ({"verify_s": -1}, "below 0"),
+        ({"num_accepted": 10**9}, "more tokens are said to be accepted"),  # counters keep a place for each
+        ({"drafted": [], "num_drafted": 10**9}, "cannot have been drafted"),
+        ({"num_drafted": 7}, "4 are listed"),
+        ({"note": {"data": {"a": json.loads("[" * 400 + "]" * 400)}}}, "levels"),
+        ({"note": {"text": "\ud800"}}, "half a character"),
+        ({"note": {"data": {"\udfff": 1}}}, "half a character"),
+        ({"emitted": [{"token_id": 1, "text": "", "origin": "target", "target_prob": 1.2}]}, "above 1"),
+        ({"emitted": [{"token_id": -2, "text": "", "origin": "target"}]}, "below -1"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_step_that_would_break_what_reads_it_is_damage(values: dict, needle: str) -> None:
+    trace = parse_trace(changed(2, **values))
+    assert needle in trace.damage
+    assert len(trace.events) == 2
+
+
+def test_the_caches_are_filled_once_and_before_the_first_step() -> None:
+    lines = dump_trace(STREAMS["chain"]()).splitlines()
+    for broken in ([*lines[:3], lines[2]], [*lines[:2], lines[3]], [*lines[:4], lines[2]]):
+        assert "out of order" in parse_trace("\n".join(broken).encode()).damage
+
+
+def test_an_upload_has_limits_of_its_own(tmp_path) -> None:
+    """Bytes, lines and the length of a line; the last two are damage, behind which nothing is read."""
+    path = tmp_path / "upload.jsonl"
+    good = dump_trace(STREAMS["chain"](), plain=STREAMS["chain"]())
+    path.write_bytes(good.encode())
+    assert open_upload(path).damage == ""
+    path.write_bytes(good.encode() + b" " * MAX_UPLOAD_BYTES)
+    with pytest.raises(TraceError, match="at most 16 MB"):
+        open_upload(path)
+    path.write_bytes(good.encode() + b"\n" * MAX_LINES + b"{}")
+    assert "more than 20,000 lines" in open_upload(path).damage
+    assert len(open_upload(path).events) == len(STREAMS["chain"]())
+    header, *rest = good.splitlines()
+    path.write_text("\n".join([header, *[" "] * MAX_LINES, *rest]))
+    with pytest.raises(TraceError, match="more than 20,000 lines"):
+        open_upload(path)
+    path.write_text("\n".join([header, *rest[:3], '{"type": "StepDone", "note": "' + "x" * MAX_LINE + '"}']))
+    assert "the line is too long" in open_upload(path).damage
+
+
+def test_a_trace_names_no_file_that_is_opened(tmp_path) -> None:
+    """Paths and addresses inside a file are texts like any other."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("hidden")
+    path = tmp_path / "upload.jsonl"
+    data = changed(0, prompt=str(secret), command=f"python -m specviz run @{secret}", pair=f"../../{secret}")
+    path.write_bytes(data)
+    trace = open_upload(path)
+    assert trace.started.pair == f"../../{secret}"
+    assert "hidden" not in repr(trace)
+
+
+def test_a_plain_run_that_is_cut_off_is_left_out_and_said() -> None:
+    lines = dump_trace(STREAMS["chain"](), plain=STREAMS["chain"]()).splitlines()
+    trace = parse_trace("\n".join(lines[:-1]).encode())
+    assert not trace.plain
+    assert trace.damage == "The file ends before the plain run beside this one does. That one is left out."
 
 
 @pytest.mark.parametrize("header", ['{"type":"SpecvizTrace","schema_version":99}', "{}", "", "<html>"])

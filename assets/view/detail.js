@@ -26,7 +26,7 @@ const hasTemperature = (start) => Boolean(start?.settings?.temperature);
 
 /** What a test said where no coin was thrown. */
 function outcome(token) {
-  if (token.fate === 'discarded') return 'not tested';
+  if (token.fate === 'discarded') return token.target_prob == null ? 'not tested' : 'passed, another branch won';
   if (isGreedy()) return token.fate === 'accepted' ? 'first choice' : 'not first choice';
   return token.fate === 'accepted' ? 'kept' : 'refused';
 }

@@ -13,7 +13,7 @@ const FATES = {
   corrected: { key: 'c', own: true, means: 'The target’s own word where it refused the draft’s.' },
   bonus: { key: 'b', own: true, means: 'One word more from the target: its whole draft was kept.' },
   rejected: { key: 'r', means: 'The draft guessed it, the target tested and refused it.' },
-  discarded: { key: 'd', means: 'Drafted, but never tested.' },
+  discarded: { key: 'd', means: 'Drafted, but neither kept nor refused.' },
   target: { key: 't', means: 'Nothing was drafted here: the target wrote it alone.' },
 };
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specviz.config import RunConfig, check_int, check_number
-from specviz.drafters.feature import read_parts
+from specviz.drafters.feature import EAGLE, read_parts
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.medusa import find_heads, load_heads, save_heads
 from specviz.errors import ConfigError
@@ -22,7 +22,7 @@ from specviz.models.convert import Progress
 from specviz.models.fetch import cache_dir, silent
 from specviz.models.loader import LoadedPair, TrainedDraft, load_pair
 from specviz.models.stored import own_folder
-from specviz.models.trunk import load_trunk, save_trunk, trunk_refusal
+from specviz.models.trunk import load_trunk, read_manifest, save_trunk, trunk_refusal
 from specviz.train.batches import Batches
 from specviz.train.card import write_card
 from specviz.train.corpus import Corpus, read_corpus
@@ -170,13 +170,28 @@ def train_draft(
         The folder.
     """
     report = progress or silent
-    Plan(kind, pair, **settings)  # says what is wrong before anything is loaded
+    _check_start(Plan(kind, pair, **settings))  # says what is wrong before anything is loaded
     loaded = load_pair(pair, dtype=dtype, device=device, progress=report)
     if threads:
         torch.set_num_threads(threads)
     plan = Plan(kind, pair, **{**default_plan(kind, loaded.num_layers), **settings})
     material = gather(loaded, files, plan, report)
     return train_on(material, plan, out, report)
+
+
+def _check_start(plan: Plan) -> None:
+    """Refuse to go on from a draft that this training did not make: it would fail when the hours are over."""
+    if not plan.start or plan.kind == "medusa":
+        return
+    about, method = read_manifest(Path(plan.start)), KINDS[plan.kind]
+    if about.get("parts") == EAGLE:
+        raise ConfigError(
+            "--from names an imported EAGLE head. Its layers read other inputs than those that are trained here. "
+            "Run it as it is, or train a fresh head without --from."
+        )
+    if about.get("method", method) != method:
+        made_for = str(about["method"])[:40]
+        raise ConfigError(f"--from names a draft for {made_for}, and this training makes one for {method}.")
 
 
 def train_on(material: Material, plan: Plan, out: Path | None = None, report: Progress = silent) -> Path:

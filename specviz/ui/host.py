@@ -6,6 +6,8 @@ lock. A run's generator may hop between worker threads, so the lock is a plain `
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -17,6 +19,7 @@ from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
 from specviz.models.machine import fits, probe
+from specviz.ui.downloads import Downloads, Fetch, fetch_missing
 from specviz.ui.problems import sentence_for
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ __all__ = ["MAX_WAITING", "EngineHost", "HostStatus", "Notice"]
 MAX_WAITING = 8
 POLL_S = 0.2
 """How long a waiting visitor blocks a worker thread at a time; also how late a Stop can be noticed while waiting."""
+
+NUM_MEASURED = 8
+"""Turns whose median the time to wait is told from."""
 
 _PLACES = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -60,6 +66,8 @@ class EngineHost:
         pairs: what a visitor may choose, by name; None for the catalog.
         load: makes a LoadedPair from (pair, dtype=..., progress=...).
         problem: why a pair does not fit, given (pair, dtype, bytes that would be freed first); None if it does.
+        fetch: brings a pair's weights onto the disk before its visitor joins the line. A host with a `load` of its own
+            fetches nothing unless told to.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class EngineHost:
         problem: Callable[[ModelPair, str, int], str | None] | None = None,
         default_pair: str | None = None,
         default_dtype: str = "auto",
+        fetch: Fetch | None = None,
     ) -> None:
         self.pairs = load_catalog() if pairs is None else dict(pairs)
         self.default_pair = default_pair or (default_pair_name() if pairs is None else next(iter(self.pairs)))
@@ -78,7 +87,10 @@ class EngineHost:
         self.status = HostStatus("empty", "No model loaded")
         self._load_pair = load or _load
         self._problem = problem or _memory_problem
+        self._downloads = Downloads(fetch or (fetch_missing if load is None else _fetch_nothing), POLL_S)
         self._dtype = ""  # as asked for when the loaded pair was loaded
+        self._turn_began: float | None = None
+        self._turns_s: deque[float] = deque(maxlen=NUM_MEASURED)
         self._lock = threading.Lock()
         self._line: deque[object] = deque()
         self._line_lock = threading.Lock()
@@ -118,8 +130,13 @@ class EngineHost:
 
         Raises:
             BusyError: the line is full.
-            ModelLoadError: the wanted pair cannot be loaded; the one before stays.
+            ModelLoadError: the wanted pair cannot be fetched or loaded; the one before stays.
         """
+        if not self.serves(pair, dtype) and not self._is_on_its_way(pair):
+            for text, fraction in self._downloads.follow(self._fitting(pair, dtype), stopped):
+                yield Notice(text, fraction)
+        if stopped():
+            return
         ticket = self._join()
         loading: _Loading | None = None
         holds = False
@@ -139,11 +156,18 @@ class EngineHost:
             if self.engine is None:
                 raise ModelLoadError("No model is loaded. Choose a pair and press Run again.")
             if not stopped():
+                self._turn_began = time.monotonic()
                 yield self.engine
         finally:
             self._leave(ticket)
+            if self._turn_began is not None and holds:
+                self._turns_s.append(time.monotonic() - self._turn_began)
+                self._turn_began = None
             if holds and (loading is None or loading.leave()):
                 self._lock.release()
+
+    def _is_on_its_way(self, pair: str) -> bool:
+        return self.status.phase == "loading" and self.status.pair == pair
 
     def close(self) -> None:
         """Release the models."""
@@ -181,9 +205,37 @@ class EngineHost:
             place = self._line.index(ticket)
         if place == 0 and self.status.phase == "loading":
             return Notice(self.status.text, self.status.fraction)
-        return Notice(f"You are {_PLACES[place]} in line. One run at a time keeps the measured speeds true.")
+        rest = self._about(place) or "One run at a time keeps the measured speeds true."
+        return Notice(f"You are {_PLACES[place]} in line. {rest}")
 
-    # --- loading; the lock is held ------------------------------------------------------------------------------------
+    def _about(self, place: int) -> str:
+        """How long it takes until everybody before this place has had a turn like the last ones, in words.
+
+        "" where no turn has been measured yet, or a load goes on, whose time nobody knows.
+        """
+        began = self._turn_began
+        if not self._turns_s or began is None:
+            return ""
+        typical = statistics.median(self._turns_s)
+        seconds = max(0.0, typical - (time.monotonic() - began)) + place * typical
+        if seconds > 90:
+            return f"About {round(seconds / 60)} minutes."
+        return f"About {max(5, 5 * math.ceil(seconds / 5))} seconds."
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _fitting(self, name: str, dtype: str) -> ModelPair:
+        """The pair of that name. Raises ModelLoadError where there is none, or it is larger than this machine."""
+        pair = self.pairs.get(name)
+        if pair is None:
+            raise ModelLoadError(f"There is no model pair {name[:60]!r} here. Choose one from the list.")
+        engine = self.engine
+        problem = self._problem(pair, dtype, _num_bytes(engine.loaded) if engine else 0)
+        if problem:
+            raise ModelLoadError(problem)
+        return pair
+
+    # --- the lock is held from here on -------------------------------------------------------------------------------
 
     def _load(self, name: str, dtype: str) -> None:
         """Make `name` the loaded pair.
@@ -191,9 +243,7 @@ class EngineHost:
         The old pair stays until the new one works, where memory holds both; else it makes room and comes back if the
         new one fails.
         """
-        pair = self.pairs.get(name)
-        if pair is None:
-            raise ModelLoadError(f"There is no model pair {name[:60]!r} here. Choose one from the list.")
+        pair = self.pairs[name]
         before = self.engine
         old = (before.loaded.pair.name, self._dtype) if before else None
         self._say(f"Loading {pair.title}", None, name)
@@ -304,6 +354,10 @@ def _load(pair: ModelPair, **options: Any) -> LoadedPair:
     from specviz.models.loader import load_pair
 
     return load_pair(pair, **options)
+
+
+def _fetch_nothing(pair: ModelPair, progress: Callable[[str, float | None], None]) -> None:
+    """For a host whose `load` needs no files."""
 
 
 def _memory_problem(pair: ModelPair, dtype: str, freed: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from specviz.baseline import explain_difference
 from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
+from specviz.errors import BusyError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
 from specviz.ui.host import EngineHost, Notice
@@ -41,7 +42,11 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
     A failure becomes the last delta. Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the run
     after the step it is in and keeps what is there.
     """
-    stop = visit.begin()
+    try:
+        stop = visit.begin()
+    except BusyError as error:
+        yield encoder.error(sentence_for(error))
+        return
     turn = host.turn(settings.pair, settings.dtype, stop.is_set)
     try:
         engine = yield from _wait(turn, encoder)
@@ -74,7 +79,11 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
         encoder = new_encoder() if run is None else run.encoder
         yield encoder.status("There is no run here to compare plain decoding with. Press Run first.")
         return
-    stop = visit.begin()
+    try:
+        stop = visit.begin()
+    except BusyError as error:
+        yield run.encoder.error(sentence_for(error))
+        return
     turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
     try:
         engine = yield from _wait(turn, run.encoder)

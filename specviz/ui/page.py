@@ -11,8 +11,10 @@ from typing import Any
 
 import gradio as gr
 
+from specviz.trace import MAX_UPLOAD_BYTES
 from specviz.ui.api import add_api
 from specviz.ui.charts import CHART_CSS
+from specviz.ui.gate import gate, refuse_downloads, use_private_folder
 from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
 from specviz.ui.recorded import Recording, opening_run
@@ -39,6 +41,8 @@ _TELL_VIEW_JS = "() => { window.dispatchEvent(new CustomEvent('specviz:tab', { d
 
 def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Blocks:
     """The page around an engine; `recording` plays until somebody runs something, the stored one if none is given."""
+    refuse_downloads()
+    use_private_folder()
     watch = Watch(host, recording or opening_run())
     with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
         with gr.Sidebar(label="Settings", width=320):
@@ -82,6 +86,8 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "share": False,
         "show_error": False,
         "quiet": True,
+        "max_file_size": MAX_UPLOAD_BYTES,
+        "app_kwargs": gate(),
     }
     app, local, shared = demo.launch(**(settings | options))
     return app, local, shared

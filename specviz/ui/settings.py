@@ -198,10 +198,12 @@ def _seed(value: Any) -> Any:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    """One stop text a line; the two characters backslash and n stand for a line end."""
+    """The page's field has one stop text a line, where backslash and n stand for a line end; a program's list is taken
+    as it is."""
     if value is None:
         return ()
-    lines = value.split("\n") if isinstance(value, str) else value
-    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+    if isinstance(value, str):
+        return tuple(clean_text(line)[0].replace("\\n", "\n") for line in value.split("\n") if line)
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise ConfigError("stop texts must be texts, one a line.")
-    return tuple(clean_text(line)[0].replace("\\n", "\n") for line in lines if line)
+    return tuple(clean_text(text)[0] for text in value)

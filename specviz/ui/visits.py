@@ -6,14 +6,21 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from specviz.errors import BusyError
 from specviz.events import Event
 from specviz.ui.settings import WatchSettings
 from specviz.ui.stream import DeltaEncoder
 
-__all__ = ["LastRun", "Visit", "Visits"]
+__all__ = ["ALREADY_RUNNING", "LastRun", "Visit", "Visits"]
 
-MAX_VISITS = 64
-"""Each may hold the events of one run."""
+MAX_VISITS = 256
+MAX_RUNS = 16
+"""Pages whose last run is kept, for its baseline: the events of a long one take ten megabytes."""
+
+ALREADY_RUNNING = "A run of this page is going on already. Stop it first."
+
+MAX_KEY = 64
+"""Characters of a session hash; Gradio's have eleven."""
 
 
 @dataclass(slots=True)
@@ -34,6 +41,9 @@ class Visit:
     last: LastRun | None = None
 
     def begin(self) -> threading.Event:
+        """Raises BusyError where a run of this page goes on: a page has one place in the line, and one Stop."""
+        if self.stop is not None:
+            raise BusyError(ALREADY_RUNNING)
         self.stop = threading.Event()
         return self.stop
 
@@ -47,20 +57,29 @@ class Visit:
 
 
 class Visits:
-    """Open pages by Gradio's session hash; the oldest are forgotten."""
+    """Open pages by Gradio's session hash; of too many, those that do nothing are forgotten first.
+
+    The hash is what the browser says. Whoever sends none is remembered by nobody, or all of them would be one visitor.
+    """
 
     def __init__(self) -> None:
         self._visits: OrderedDict[str, Visit] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, session: str | None) -> Visit:
-        key = session or ""
+        """The page's visit, a new one where it is not known."""
+        if not session or len(session) > MAX_KEY:
+            return Visit()
         with self._lock:
-            visit = self._visits.setdefault(key, Visit())
-            self._visits.move_to_end(key)
-            while len(self._visits) > MAX_VISITS:
-                self._visits.popitem(last=False)
+            visit = self._visits.setdefault(session, Visit())
+            self._visits.move_to_end(session)
+            self._forget_some()
             return visit
+
+    def known(self, session: str | None) -> Visit | None:
+        """The page's visit if it has run something. Asking leaves nothing behind."""
+        with self._lock:
+            return self._visits.get(session or "")
 
     def forget(self, session: str | None) -> None:
         """The page was closed: its run ends after the step it is in."""
@@ -68,3 +87,11 @@ class Visits:
             visit = self._visits.pop(session or "", None)
         if visit is not None:
             visit.ask_to_stop()
+
+    def _forget_some(self) -> None:
+        idle = [key for key, visit in self._visits.items() if visit.stop is None]
+        for key in idle[: max(0, len(self._visits) - MAX_VISITS)]:
+            del self._visits[key]
+        with_run = [visit for visit in self._visits.values() if visit.last is not None and visit.stop is None]
+        for visit in with_run[: max(0, len(with_run) - MAX_RUNS)]:
+            visit.last = None

@@ -14,7 +14,6 @@ import gradio as gr
 from specviz.config import GREEDY_BELOW, MAX_GAMMA
 from specviz.drafters.options import Option
 from specviz.drafters.registry import METHODS, get_method
-from specviz.errors import SpecvizError
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
 from specviz.trace import dump_trace
 from specviz.ui.api import CONCURRENCY
@@ -36,7 +35,7 @@ from specviz.ui.settings import (
 )
 from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
-from specviz.ui.visits import LastRun, Visit, Visits
+from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visit, Visits
 
 __all__ = ["Watch"]
 
@@ -261,8 +260,11 @@ class Watch:
         encoder = new_encoder()
         try:
             settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self._offered())
-        except SpecvizError as error:
+        except Exception as error:  # a program may send anything, other fields than the page's too
             yield {self.view: encoder.error(sentence_for(error))}
+            return
+        if visit.stop is not None:  # the run in hand keeps the view and its Stop button
+            yield {self.note: ALREADY_RUNNING}
             return
         yield self._busy() | {
             self.view: encoder.status("Getting ready"),
@@ -290,7 +292,9 @@ class Watch:
             yield self._results(visit, visit.last.encoder)
 
     def _stop(self, request: gr.Request) -> Any:
-        self.visits.of(request.session_hash).ask_to_stop()
+        visit = self.visits.known(request.session_hash)
+        if visit is not None:
+            visit.ask_to_stop()
         return gr.Button(interactive=False)
 
     def _leave(self, request: gr.Request) -> None:
@@ -341,7 +345,11 @@ class Watch:
             if time.time() - old.stat().st_mtime > 60:
                 old.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
-        path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
+        try:
+            path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
+        except OSError:  # half a trace would be offered as a whole one, and take the room that is missing
+            path.unlink(missing_ok=True)
+            raise
         return path
 
     def _poll(self, request: gr.Request) -> dict[Any, Any]:
@@ -350,7 +358,8 @@ class Watch:
         out: dict[Any, Any] = {self.header: header_value(status)}
         if status.phase != "loading":
             out[self.timer] = gr.Timer(active=False)
-        if self.visits.of(request.session_hash).stop is None:
+        visit = self.visits.known(request.session_hash)
+        if visit is None or visit.stop is None:
             encoder = new_encoder()
             if status.phase == "failed":
                 out[self.view] = encoder.error(status.text)
