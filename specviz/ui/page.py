@@ -15,7 +15,7 @@ from specviz.ui.api import add_api
 from specviz.ui.charts import CHART_CSS
 from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
-from specviz.ui.recorded import Recording, opening_run
+from specviz.ui.recorded import MAX_UPLOAD, Recording, opening_run
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.view import VIEW_CSS
 from specviz.ui.watch import Watch
@@ -27,7 +27,7 @@ CACHE_S = 3600
 MAX_QUEUE = 32
 """Jobs that Gradio itself lets wait; visitors wait in the host's own, shorter line."""
 
-# Gradio opens its sidebar on phones, where it covers the page.
+# Gradio opens its sidebar on phones, where it covers the page; a run is to be seen there.
 _CLOSE_SIDEBAR_JS = """() => {
   const shut = () => { if (innerWidth < 768) document.querySelector('.sidebar.open .toggle-button')?.click(); };
   setTimeout(shut, 50);
@@ -46,7 +46,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         header = make_header(host.status)
         with gr.Tabs(selected="watch", elem_id="tabs"):
             with _tab("watch", "Watch"):
-                watch.toolbar()
+                pass
             with _tab("inspect", "Inspect"):
                 pass
             with _tab("race", "Race"):
@@ -55,10 +55,11 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 pass
             with _tab("methods", "Methods"):
                 pass
+        watch.toolbar()
         watch.main()
         watch.connect(demo, header)
         add_api(host)
-        demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
+        gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 
@@ -79,6 +80,7 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "enable_monitoring": False,
         "ssr_mode": False,
         "pwa": False,
+        "max_file_size": MAX_UPLOAD,
         "share": False,
         "show_error": False,
         "quiet": True,
