@@ -58,7 +58,7 @@ class Counters:
     accepted_at: list[int] = field(default_factory=list)
     drafted_at: list[int] = field(default_factory=list)
     accepted_histogram: list[int] = field(default_factory=list)
-    recent: deque[tuple[int, int, int, float]] = field(default_factory=lambda: deque(maxlen=ROLLING_STEPS))
+    recent: deque[tuple[int, int, int, int, float]] = field(default_factory=lambda: deque(maxlen=ROLLING_STEPS))
 
     def update(self, event: Event) -> Counters:
         """Add one event; returns self."""
@@ -119,7 +119,7 @@ class Counters:
                 _grow(self.accepted_at, place)
                 self.accepted_at[place] += 1
             _grow(self.accepted_at, len(self.tested_at) - 1)
-        self.recent.append((step.num_accepted, int(refused), len(step.emitted), seconds))
+        self.recent.append((step.num_accepted, int(refused), num_drafted, len(step.emitted), seconds))
 
     def merge(self, other: Counters) -> Counters:
         """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""
@@ -152,19 +152,34 @@ class Counters:
     @property
     def rolling_alpha(self) -> float | None:
         """alpha over the last ROLLING_STEPS steps."""
-        accepted = sum(a for a, _, _, _ in self.recent)
-        return _ratio(accepted, accepted + sum(r for _, r, _, _ in self.recent)) if self.drafted_is_known else None
+        accepted = sum(a for a, *_ in self.recent)
+        return _ratio(accepted, accepted + sum(r for _, r, *_ in self.recent)) if self.drafted_is_known else None
+
+    @property
+    def rolling_acceptance_rate(self) -> float | None:
+        """acceptance_rate over the last ROLLING_STEPS steps."""
+        drafted = sum(d for _, _, d, *_ in self.recent)
+        return _ratio(sum(a for a, *_ in self.recent), drafted) if self.drafted_is_known else None
 
     @property
     def acceptance_length(self) -> float | None:
         """tau = 1 + accepted / steps that drafted."""
-        mean = _ratio(self.num_accepted, self.num_drafting_steps)
-        return None if mean is None else 1.0 + mean
+        return None if self.mean_accepted is None else 1.0 + self.mean_accepted
+
+    @property
+    def mean_accepted(self) -> float | None:
+        """Drafted tokens kept per drafting step: tau without the target's own token."""
+        return _ratio(self.num_accepted, self.num_drafting_steps)
 
     @property
     def block_efficiency(self) -> float | None:
         """Tokens emitted / target work in full passes, prefill excluded."""
         return _ratio(self.num_tokens, self.target_work)
+
+    @property
+    def accepted_per_pass(self) -> float | None:
+        """Block efficiency without the target's own tokens: accepted / target work in full passes."""
+        return _ratio(self.num_accepted, self.target_work)
 
     @property
     def coverage(self) -> float | None:
@@ -198,7 +213,7 @@ class Counters:
     @property
     def rolling_tokens_per_s(self) -> float | None:
         """Tokens a second over the last ROLLING_STEPS steps."""
-        return _ratio(sum(n for _, _, n, _ in self.recent), sum(s for _, _, _, s in self.recent))
+        return _ratio(sum(n for *_, n, _ in self.recent), sum(s for *_, s in self.recent))
 
     @property
     def total_tokens_per_s(self) -> float | None:
@@ -209,6 +224,10 @@ class Counters:
     def draft_s_per_token(self) -> float | None:
         """Seconds of drafting per drafted token; over a plain step's seconds it is c."""
         return _ratio(self.draft_s, self.num_drafted)
+
+    @property
+    def s_per_step(self) -> float | None:
+        return _ratio(self.decode_s, self.num_steps)
 
     @property
     def verify_s_per_step(self) -> float | None:
@@ -231,9 +250,10 @@ class Counters:
         names = [
             "num_steps", "num_tokens", "num_drafted", "num_accepted", "num_rejections", "num_tested", "num_rejected",
             "num_discarded", "num_corrected", "num_bonus", "num_target", "num_drafting_steps", "target_work",
-            "acceptance_rate", "alpha", "acceptance_length", "block_efficiency", "coverage", "mean_drafted", "overlap",
-            "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s", "other_s", "decode_tokens_per_s",
-            "total_tokens_per_s", "draft_s_per_token", "verify_s_per_step", "prompt_len", "is_chain",
+            "acceptance_rate", "alpha", "acceptance_length", "block_efficiency", "accepted_per_pass", "coverage",
+            "mean_drafted", "mean_accepted", "overlap", "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s",
+            "other_s", "decode_tokens_per_s", "total_tokens_per_s", "draft_s_per_token", "s_per_step",
+            "verify_s_per_step", "prompt_len", "is_chain",
         ]  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

@@ -63,6 +63,11 @@ class Trace:
     damage: str = ""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the run reached its end in the file."""
+        return isinstance(self.events[-1], RunFinished)
+
+    @property
     def started(self) -> RunStarted:
         first = self.events[0]
         assert isinstance(first, RunStarted)

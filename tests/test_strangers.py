@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import threading
@@ -26,6 +25,7 @@ from specviz.ui import gate, host
 from specviz.ui.downloads import MAX_FOLLOWERS
 from specviz.ui.host import Notice
 from specviz.ui.live import new_encoder, run_live
+from specviz.ui.share import Share
 from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
 
 # --- the line ------------------------------------------------------------------------------------------------------
@@ -202,26 +202,23 @@ def test_few_may_wait_for_downloads_and_too_large_a_pair_is_never_fetched() -> N
 # --- a full disk ---------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_in_words_and_leaves_no_half_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specviz.ui.watch import Watch
-
+def test_a_full_disk_leaves_no_half_file(monkeypatch: pytest.MonkeyPatch) -> None:
     one, visit = make_host(), Visit()
-    watch = Watch(one, None)
     list(run_live(one, visit, settings(), new_encoder()))
     assert visit.last is not None
+    share = Share(None)
 
     def write(path: Path, text: str, encoding: str) -> None:
         path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    watch.view = "view"  # type: ignore[assignment]
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write)
-        shown = watch._results(visit, visit.last.encoder)
-    said = json.loads(shown["view"])["error"]
-    assert said == "The disk of this machine is full. Your last run is still here."
-    assert not list(Path(watch._traces.name).rglob("*.jsonl"))
-    assert load_trace(watch._trace_file(visit.last)).damage == ""
+        with pytest.raises(OSError):
+            share._write(visit.last.events, [])
+    assert not [path for path in Path(share._files.name).rglob("*") if path.is_file()]
+    trace, _ = share._write(visit.last.events, [])
+    assert load_trace(trace).damage == ""
 
 
 def test_no_message_of_a_full_disk_holds_a_path() -> None:
@@ -300,7 +297,7 @@ def test_an_address_in_a_field_is_not_fetched(site: Any, monkeypatch: pytest.Mon
 
     assert gradio.processing_utils.async_ssrf_protected_get is gate._fetch_nothing
     monkeypatch.setattr(gradio.processing_utils, "async_ssrf_protected_download", spy)
-    url, one, _ = site
+    url, _one, _ = site
     file = {"path": "http://192.0.2.1/large", "meta": {"_type": "gradio.FileData"}}
     info = httpx.get(f"{url}/gradio_api/info").json()["named_endpoints"]["/spec_events"]["parameters"]
     values = [file, *(parameter["parameter_default"] for parameter in info[1:])]

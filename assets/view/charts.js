@@ -148,29 +148,50 @@ function drawMapFrame(first, last) {
 
 // -- line charts --
 
+/** One of the two readings of acceptance: over tested tokens, or over all drafted ones. */
+const acceptanceLook = (define, says, total, rolling) => ({
+  define, title: 'Acceptance', caption: 'by step',
+  lines: [
+    { key: rolling, label: (v) => `${fixed(v, 2)} last 8`, shape: 'ln S-a', end: 'a', dot: 'L-a' },
+    { key: total, label: (v) => `${fixed(v, 3)} so far`, shape: 'ln thin run', end: 'ink bold', dot: 'inkF' },
+  ],
+  finding: (last) => `${says} by step: ${fixed(last[total], 3)} over the run, ${fixed(last[rolling], 2)} over the last 8 steps.`,
+  table: [['last 8 steps', (e) => fixed(e.series[rolling], 3)], ['so far', (e) => fixed(e.series[total], 3)]],
+});
+
+// `looks`: what differs between the readings of `choice`, see words.js
 const CHARTS = [
   {
-    name: 'acceptance', title: 'Acceptance', caption: 'per tested token, by step', top: () => 1, ticks: () => [0, 0.5, 1],
-    lines: [
-      { key: 'rolling_alpha', label: (v) => `${fixed(v, 2)} last 8`, shape: 'ln S-a', end: 'a', dot: 'L-a' },
-      { key: 'alpha', label: (v) => `${fixed(v, 3)} so far`, shape: 'ln thin run', end: 'ink bold', dot: 'inkF' },
-    ],
-    finding: (last) => `Per-token acceptance by step: ${fixed(last.alpha, 3)} over the run, ${fixed(last.rolling_alpha, 2)} over the last 8 steps.`,
-    table: [['last 8 steps', (e) => fixed(e.series.rolling_alpha, 3)], ['so far', (e) => fixed(e.series.alpha, 3)]],
+    name: 'acceptance', top: () => 1, ticks: () => [0, 0.5, 1], choice: 'acceptance',
+    looks: {
+      tested: acceptanceLook('alpha', 'Per-token acceptance', 'alpha', 'rolling_alpha'),
+      drafted: acceptanceLook('acceptance_rate', 'Draft acceptance rate', 'acceptance_rate', 'rolling_acceptance_rate'),
+    },
   },
   {
-    name: 'speed', title: 'Tokens per second', caption: 'this run, by step', top: (most) => niceTop(most), ticks: (top) => [0, top / 3, (2 * top) / 3, top],
+    name: 'speed', define: 'rolling', title: 'Tokens per second', caption: 'this run, by step', top: (most) => niceTop(most), ticks: (top) => [0, top / 3, (2 * top) / 3, top],
     lines: [{ key: 'rolling_tokens_per_s', label: (v) => `${fixed(v, 1)} last 8`, shape: 'ln run', end: 'ink bold', dot: 'inkF' }],
     level: () => run.plain?.tokens_per_s, levelLabel: (v) => `${fixed(v, 1)} plain`,
     finding: (last) => `Tokens per second by step: ${fixed(last.rolling_tokens_per_s, 1)} over the last 8 steps, ${fixed(last.tokens_per_s, 1)} over the run${run.plain ? `; plain decoding ${fixed(run.plain.tokens_per_s, 1)}` : ''}.`,
     table: [['last 8 steps', (e) => fixed(e.series.rolling_tokens_per_s, 1)], ['so far', (e) => fixed(e.series.tokens_per_s, 1)]],
   },
   {
-    name: 'kept', title: 'Accepted per step', caption: 'of the tokens drafted', bars: true, height: 96,
-    finding: () => 'Accepted tokens by step, over the number drafted.',
-    table: [['accepted', (e) => String(e.step.num_accepted)], ['drafted', (e) => whole(e.step.num_drafted)]],
+    name: 'kept', bars: true, height: 96, choice: 'step',
+    looks: {
+      out: {
+        define: 'accepted', title: 'Accepted per step', caption: 'of the tokens drafted', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.num_drafted, shade: 'T-2',
+        finding: () => 'Accepted tokens by step, over the number drafted.',
+        table: [['accepted', (e) => String(e.step.num_accepted)], ['drafted', (e) => whole(e.step.num_drafted)]],
+      },
+      in: {
+        define: 'emitted', title: 'Tokens per step', caption: 'kept drafts, and the target’s own on top', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.emitted.length, shade: 'inkF',
+        finding: () => 'Tokens by step: accepted ones, and the target’s own on top.',
+        table: [['accepted', (e) => String(e.step.num_accepted)], ['written', (e) => String(e.step.emitted.length)]],
+      },
+    },
   },
 ];
+const look = (chart) => (chart.choice ? { ...chart, ...chart.looks[chosen(chart.choice)] } : chart);
 
 /** The next number above `most` that divides into three round parts. */
 function niceTop(most) {
@@ -185,21 +206,31 @@ function buildCharts() {
     chart.button = el('button', 'quiet', 'Table');
     chart.button.type = 'button';
     chart.button.setAttribute('aria-expanded', 'false');
-    chart.button.setAttribute('aria-label', `Table: ${chart.title}`);
     chart.button.addEventListener('click', () => toggleTable(chart));
-    const head = el('div', 'fighead', el('h3', '', chart.title), el('small', '', chart.caption), chart.button);
+    chart.term = term(look(chart).define);
+    chart.small = el('small');
+    const head = el('div', 'fighead', el('h3', '', chart.term), chart.small, ...(chart.choice ? [chooser(chart.choice)] : []), chart.button);
     chartsBox.append(el('figure', `chart ${chart.name}`, head, chart.box, chart.tableBox));
   }
 }
 
+/** Head and labels in the words of the reading that is shown. */
+function nameChart(chart) {
+  const { define, title, caption } = look(chart);
+  chart.term.textContent = title;
+  chart.term.dataset.define = define;
+  chart.small.textContent = caption;
+  chart.button.setAttribute('aria-label', `Table: ${title}`);
+}
+
 function drawCharts(entries) {
-  for (const chart of CHARTS) {
+  for (const chart of CHARTS.map(look)) {
     if (!chart.width) continue;
     if (!entries.length) { chart.box.replaceChildren(); continue; }
     const label = chart.finding(entries.at(-1).series);
     const frame = { width: chart.width, height: chart.height ?? 150, left: 30, right: chart.bars ? 4 : 96, top: 8, bottom: 22 };
     const node = picture(frame.width, frame.height, label);
-    if (chart.bars) drawBars(node, frame, entries); else drawLines(node, frame, chart, entries);
+    if (chart.bars) drawBars(node, frame, chart, entries); else drawLines(node, frame, chart, entries);
     chart.box.replaceChildren(node);
   }
 }
@@ -279,23 +310,20 @@ function spread(labels, distance) {
   }
 }
 
-/** Accepted as teal columns in front of what was drafted; neighbours share a column where there are too many. */
-function drawBars(node, frame, entries) {
-  const top = Math.max(1, ...entries.map(({ step }) => Math.max(step.num_accepted, step.num_drafted ?? 0)));
+/** Accepted as teal columns in front of the whole; neighbours share a column where there are too many. */
+function drawBars(node, frame, chart, entries) {
+  const top = Math.max(1, ...entries.map((entry) => Math.max(chart.front(entry), chart.behind(entry) ?? 0)));
   const { y } = scales(frame, entries.length, top);
   const across = frame.width - frame.left - frame.right;
   const column = Math.min(27, across / entries.length);
   drawGrid(node, frame, y, [0, top]);
   drawStepTicks(node, frame, (i) => frame.left + (i + 0.5) * column, entries);
-  let drafted = '';
-  let accepted = '';
-  entries.forEach(({ step }, i) => {
+  const bars = (value) => entries.map((entry, i) => {
+    const height = value(entry);
     const x = frame.left + i * column + column * 0.16;
-    const bar = (value) => `M${x.toFixed(1)} ${y(0).toFixed(1)}V${y(value).toFixed(1)}h${(column * 0.68).toFixed(1)}V${y(0).toFixed(1)}z`;
-    if (step.num_drafted) drafted += bar(step.num_drafted);
-    if (step.num_accepted) accepted += bar(step.num_accepted);
-  });
-  node.append(svg('path', { class: 'T-2', d: drafted }), svg('path', { class: 'bar-a', d: accepted }));
+    return height ? `M${x.toFixed(1)} ${y(0).toFixed(1)}V${y(height).toFixed(1)}h${(column * 0.68).toFixed(1)}V${y(0).toFixed(1)}z` : '';
+  }).join('');
+  node.append(svg('path', { class: chart.shade, d: bars(chart.behind) }), svg('path', { class: 'bar-a', d: bars(chart.front) }));
 }
 
 // -- the same data as a table, built when asked for --
@@ -304,21 +332,21 @@ function toggleTable(chart) {
   chart.open = !chart.open;
   chart.button.setAttribute('aria-expanded', String(chart.open));
   chart.tableBox.replaceChildren();
-  if (chart.open) fillTable(chart, run.entries);
+  if (chart.open) fillTable(chart, look(chart), run.entries);
 }
 
-function fillTable(chart, entries) {
+function fillTable(chart, { title, table: columns }, entries) {
   const head = el('tr');
-  for (const name of ['step', ...chart.table.map(([title]) => title)]) {
+  for (const name of ['step', ...columns.map(([name]) => name)]) {
     const cell = el('th', 'n', name);
     cell.scope = 'col';
     head.append(cell);
   }
   const rows = el('tbody');
-  for (const entry of entries) rows.append(el('tr', '', el('td', 'n', String(entry.step.index)), ...chart.table.map(([, value]) => el('td', 'n', value(entry)))));
-  const table = el('table', 'data', el('caption', 'vh', chart.title), el('thead', '', head), rows);
+  for (const entry of entries) rows.append(el('tr', '', el('td', 'n', String(entry.step.index)), ...columns.map(([, value]) => el('td', 'n', value(entry)))));
+  const table = el('table', 'data', el('caption', 'vh', title), el('thead', '', head), rows);
   chart.tableBox.tabIndex = 0;
   chart.tableBox.setAttribute('role', 'region');
-  chart.tableBox.setAttribute('aria-label', `${chart.title}, table`);
+  chart.tableBox.setAttribute('aria-label', `${title}, table`);
   chart.tableBox.append(table);
 }

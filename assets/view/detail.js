@@ -130,6 +130,7 @@ function renderCard(entry) {
     el('p', '', `${counted(step.emitted.length, 'token')}. Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}.`),
   );
   if (step.note?.text) card.append(el('p', '', step.note.text));
+  card.append(cardWords(step));
 }
 
 function cardRow(token, fate, picture) {

@@ -34,6 +34,7 @@ const flushSoon = batched(() => {
 });
 
 function take(delta) {
+  awaitLinked(delta);
   if (delta.plain) feed.plain = delta.plain;
   if (delta.start) beginRun(delta);
   else if (delta.run === run.id && run.phase === 'running' && delta.mode === 'live' && delta.status) run.progress = delta.status.text;
@@ -55,8 +56,9 @@ function beginRun(delta) {
   stopPlayback();
   Object.assign(run, {
     id: delta.run, mode: delta.mode, start: delta.start, phase: 'running', entries: [], progress: 'Reading the prompt',
-    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, recording: null,
+    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, recording: null, source: delta.source,
   });
+  rememberSource(delta);
   following = true;
   selected = hovered = 0;
   cursor = -1;
@@ -189,7 +191,9 @@ function showRecordingNote() {
   const when = new Date(start.started_at);
   const day = Number.isNaN(when.getTime()) ? start.started_at : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
   const threads = start.machine.threads ? counted(start.machine.threads, 'thread') : '';
-  const facts = [start.machine.processor, threads, day, start.pair, start.method].filter(Boolean);
+  $('.badge').textContent = run.source?.gallery === '' ? 'Opened trace' : 'Recorded run';
+  $('.damage').textContent = run.source?.damage ?? '';
+  const facts = [run.source?.title, start.machine.processor, threads, day, start.pair, start.method].filter(Boolean);
   $('.origin').replaceChildren(...facts.flatMap((fact, i) => [...(i ? [' · '] : []), el('span', 'fact', fact)]));
   $('.madeby').hidden = !start.command;
   $('.madeby code').textContent = start.command ?? '';
@@ -199,6 +203,8 @@ function renderVerdict() {
   const { verdict, counters, phase } = run;
   const done = phase === 'done' && verdict;
   $('.headline').textContent = done ? verdict.headline : run.progress || 'Ready';
+  if (done && verdict.speed_up != null) Object.assign($('.headline').dataset, { define: 'speed_up' }); else delete $('.headline').dataset.define;
+  $('.headline').tabIndex = $('.headline').dataset.define ? 0 : -1;
   $('.rest').textContent = done ? verdict.rest : '';
   const rate = counters?.decode_tokens_per_s;
   $('.detail').textContent = done ? verdict.detail : rate == null ? ' ' : `${fixed(rate, 1)} tokens a second so far.`;
@@ -237,81 +243,17 @@ function drawVersus() {
   box.replaceChildren(node);
 }
 
-// Where guesses were tried side by side, more are refused than places are.
-const inTree = (c) => c.num_rejected > c.num_rejections;
-
-// Each figure: its value and counts, and what it means: words first, formula second, the run's own numbers third.
-const FIGURES = [
-  {
-    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept`),
-    words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
-    formula: 'α = accepted / (accepted + steps with a refusal)', numbers: (c) => `= ${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)}) = ${fixed(c.alpha, 3)}`,
-    more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer. Guesses tried side by side for one place count once.', unit: 'no unit, 0 to 1',
-  },
-  {
-    name: 'Tokens per target pass', value: (c) => fixed(c.block_efficiency, 2), needs: ['target_work'], counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
-    words: 'How many tokens one pass of the target brings, the block efficiency. Plain decoding brings 1.',
-    formula: 'tokens / target passes', numbers: (c) => `= ${whole(c.num_tokens)} / ${whole(c.target_work)} = ${fixed(c.block_efficiency, 2)}`,
-    more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part.', unit: 'tokens a pass',
-  },
-  {
-    name: 'Draft acceptance rate', value: (c) => percent(c.acceptance_rate), needs: ['num_drafted'], counts: (c) => (c.acceptance_rate == null && c.num_drafted ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`),
-    words: 'Of all drafted tokens, the share that was kept. What was never tested counts as not kept.',
-    formula: 'accepted / drafted', numbers: (c) => `= ${whole(c.num_accepted)} / ${whole(c.num_drafted)} = ${fixed(c.acceptance_rate, 3)}`,
-    more: 'A low rate means much drafting in vain, not always a bad draft.', unit: 'percent',
-  },
-  {
-    name: 'Tokens per second', value: (c) => fixed(c.decode_tokens_per_s, 1), needs: ['decode_s'], counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token in ${seconds(c.first_token_s)}`),
-    words: 'How fast tokens come once the prompt has been read.',
-    formula: 'tokens / seconds of all steps', numbers: (c) => `= ${whole(c.num_tokens)} / ${seconds(c.decode_s)} = ${fixed(c.decode_tokens_per_s, 1)}`,
-    more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',
-  },
-  {
-    name: 'Where the time went', value: () => '', needs: ['draft_s'], counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true,
-    words: 'Drafting, checking by the target, and all the rest, sampling included.',
-    formula: 'draft + check + other', numbers: (c) => `= ${seconds(c.draft_s)} + ${seconds(c.verify_s)} + ${seconds(c.other_s)} = ${seconds(c.decode_s)}`,
-    more: 'Drafting pays only if it takes less time than the passes it saves.', unit: 'seconds',
-  },
-];
-
-function buildFigures() {
-  for (const figure of FIGURES) {
-    figure.button = el('button', 'term', figure.name);
-    figure.button.type = 'button';
-    figure.button._define = figure;
-    figure.big = el('span', figure.split ? 'timesplit' : '');
-    figure.small = el('small', '', NO_VALUE);
-    if (figure.split) figure.big.append(el('i', 't-draft'), el('i', 't-verify'), el('i', 't-other'));
-    else figure.big.textContent = NO_VALUE;
-    $('.kpis').append(el('div', figure.split ? 'wide' : '', el('dt', '', figure.button), el('dd', '', figure.big, figure.small)));
-  }
-}
-
-function renderFigures() {
-  const counters = run.counters ?? {};
-  for (const figure of FIGURES) {
-    if (figure.split) [counters.draft_s, counters.verify_s, counters.other_s].forEach((value, i) => { figure.big.children[i].style.flexGrow = (value ?? 0) * 1000; }); // shares; under 1 in all they would not fill the bar
-    else figure.big.textContent = figure.value(counters);
-    figure.small.textContent = figure.needs.every((name) => counters[name] != null) ? figure.counts(counters) : NO_VALUE;
-  }
-}
-
-function definition(figure) {
-  return [el('h4', '', figure.name), el('p', '', figure.words), el('p', 'formula', figure.formula, el('br'), el('b', '', figure.numbers(run.counters ?? {}))),
-    el('p', '', figure.more), el('p', 'foot', el('span', '', figure.unit), el('span', '', el('kbd', '', 'Esc'), ' to close'))];
-}
-
 // -- legend: counts, and a way to see one fate at a time --
 
 const LEGEND = [['accepted', 'num_accepted'], ['corrected', 'num_corrected'], ['bonus', 'num_bonus'], ['rejected', 'num_rejected'], ['discarded', 'num_discarded'], ['target', 'num_target']];
 
 function buildLegend() {
   for (const [fate, counter] of LEGEND) {
-    const { key, means } = FATES[fate];
+    const { key } = FATES[fate];
     const count = el('b', '', NO_VALUE);
     const button = el('button', `entry ${key}`, mark(key), key === 'r' ? el('s', '', fate) : el('span', `tk ${key}`, fate === 'target' ? 'no draft' : fate), count);
     button.type = 'button';
-    button.title = means;
+    button.dataset.define = fate;
     button.setAttribute('aria-pressed', 'false');
     button._counter = counter;
     button.addEventListener('click', () => dimAllBut(root.dataset.only === key ? '' : key));
@@ -539,29 +481,5 @@ function scrub(event) {
   const number = stepAtX(event.clientX, run.entries.length);
   if (number !== selected) select(number);
 }
-
-// Definitions open on hover, focus and tap, and can be hovered themselves.
-const kpis = $('.kpis');
-
-function define({ target }) {
-  const figure = target._define;
-  if (!figure) return;
-  clearTimeout(tip._timer);
-  openTip(definition(figure), figure.button.getBoundingClientRect(), 'defn', figure.button);
-}
-
-function closeDefinitionSoon() {
-  clearTimeout(tip._timer);
-  tip._timer = setTimeout(() => { if (tip._owner?._define && document.activeElement !== tip._owner) closeTip(); }, 160);
-}
-
-kpis.addEventListener('pointerover', (event) => { if (event.pointerType !== 'touch') define(event); });
-kpis.addEventListener('focusin', define);
-kpis.addEventListener('click', (event) => { event.target._define?.button.focus(); define(event); }); // a tap does not focus everywhere
-kpis.addEventListener('focusout', closeTip);
-kpis.addEventListener('pointerout', closeDefinitionSoon);
-tip.addEventListener('pointerleave', closeDefinitionSoon);
-tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
-document.addEventListener('pointerdown', ({ target }) => { if (!tip.hidden && !tip.contains(target) && !tip._owner?.contains(target)) closeTip(); });
 
 addPanel('watch', renderWatch);

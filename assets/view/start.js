@@ -12,6 +12,8 @@ const measured = new ResizeObserver(batched(() => {
 buildFigures();
 buildLegend();
 buildCharts();
+buildSaves();
+showChoices();
 clearStrip();
 clearLedger();
 renderCard(null);
@@ -22,4 +24,7 @@ for (const box of [mapBox, ...CHARTS.map((chart) => chart.box)]) measured.observ
 addEventListener('beforeprint', () => extendLedger(run.entries ?? []));
 openPanelOfAddress();
 watch('value', () => receive(props.value));
+addEventListener('specviz:figures', batched(showChoices));
+root.classList.toggle('waiting', asked.has('trace'));
+document.documentElement.classList.toggle('embed', asked.get('embed') === '1');
 if (props.value) receive(props.value);

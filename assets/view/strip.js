@@ -226,12 +226,12 @@ function addNote(chip, refused, discarded, entry, token) {
     const row = el('i');
     for (let i = 0; i < squares; i++) row.append(el('u'));
     lift.append(row);
-    if (discarded.length > squares) { lift.append(el('em', '', `+${discarded.length - squares}`)); letters += 3; }
+    if (discarded.length > squares) { lift.append(el('em', 'more', `+${discarded.length - squares}`)); letters += 3; }
   }
   chip.classList.add('noted');
   chip.append(lift);
   const own = spoken(token).length;
-  openNote = { chip, lift, letters, squares, own, roomLeft: lettersSince, previous: openNote };
+  openNote = { chip, lift, letters, squares, numDiscarded: discarded.length, own, roomLeft: lettersSince, previous: openNote };
   chip.style.setProperty('--n', letters);
   chip.style.setProperty('--d', squares);
   chip.style.setProperty('--b', own);
@@ -240,22 +240,43 @@ function addNote(chip, refused, discarded, entry, token) {
   lettersSince = 0;
 }
 
-/** Decides, once, where the newest note hangs: to the right if the next words leave room, else to the left, else widen.
-    The style sheet widens by the same arithmetic from --n, --d, --b and --x. */
+/** Decides, once, where the newest note hangs: to the right if the next words leave room, else to the left, else with
+    its squares folded, else widen. The style sheet widens by the same arithmetic from --n, --d, --b and --x. */
 function settleGap(nextNoteIsHere = false) {
   const note = openNote;
   if (!note || note.settled || (lettersSince === 0 && !nextNoteIsHere)) return;
   note.settled = true;
+  note.chip._after = lettersSince;
+  let fits = hangsRight(note) || hangsLeft(note);
+  if (!fits && note.squares > 1) { foldSquares(note); fits = hangsRight(note) || hangsLeft(note); }
+  if (!fits) note.chip.style.setProperty('--x', lettersSince);
+  if (!fits || note.lift.classList.contains('lf')) unsettled.push(note);
+}
+
+/** Whether the words after a note's own leave it room. */
+function hangsRight(note) {
   const over = note.letters * 6.6 + note.squares * 8 + 12 - note.own * 9;
   note.over = Math.max(0, over);
-  note.chip._after = lettersSince;
-  if (lettersSince * 8 >= over) return;
-  const taken = note.previous && !note.previous.hangsLeft ? note.previous.over ?? 0 : 0;
-  if (note.roomLeft * 8 - taken >= over) {
-    note.hangsLeft = true;
-    note.lift.classList.add('lf');
-  } else note.chip.style.setProperty('--x', lettersSince);
-  unsettled.push(note);
+  return lettersSince * 8 >= over;
+}
+
+function hangsLeft(note) {
+  const { previous } = note;
+  const taken = previous && !previous.lift.classList.contains('lf') ? previous.over ?? 0 : 0;
+  const fits = note.roomLeft * 8 - taken >= note.over;
+  if (fits) note.lift.classList.add('lf');
+  return fits;
+}
+
+/** One square and a number for many squares: where refusals follow each other, the sentence would fall apart. */
+function foldSquares(note) {
+  const number = String(note.numDiscarded);
+  $('i', note.lift).replaceChildren(el('u'), el('em', '', number));
+  $('.more', note.lift)?.remove();
+  note.letters += number.length - (note.numDiscarded > note.squares ? 3 : 0);
+  note.squares = 1;
+  note.chip.style.setProperty('--n', note.letters);
+  note.chip.style.setProperty('--d', 1);
 }
 
 /** Turns notes that would leave the box. Reads all places first, then writes, so that the page is laid out once. */

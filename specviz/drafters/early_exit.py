@@ -33,6 +33,7 @@ EXIT_LAYER = Option(
     "how many of the target's first layers draft, 1 to one less than it has; 0 takes a third of them",
     low=0,
     high=1000,
+    essential=True,
 )
 
 

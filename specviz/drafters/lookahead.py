@@ -21,7 +21,7 @@ from specviz.proposal import Proposal
 __all__ = ["LOOKAHEAD_OPTIONS", "JacobiDrafter", "LookaheadDrafter", "NgramPool"]
 
 LOOKAHEAD_OPTIONS = (
-    Option("window", 3, "columns guessed ahead in every pass", 1, 16),
+    Option("window", 3, "columns guessed ahead in every pass", 1, 16, essential=True),
     Option("ngram", 4, "tokens of an n-gram: one that is looked up and the ones guessed to follow", 2, 8),
     Option("guesses", 2, "n-grams kept and checked per looked-up token", 1, 16),
     Option("pool", "text", "text: prompt and answer fill the pool too; window: it alone", choices=("text", "window")),

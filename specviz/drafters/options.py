@@ -19,6 +19,7 @@ class Option:
     name: as in `RunConfig.options`; the command line's flag is --name with dashes. default: also says the type.
     low, high: inclusive range of a number. choices: of a text; empty for free text, which the method itself reads.
     help: one line with unit or meaning, for menu and command line.
+    essential: the page shows it beside the method; others stand under "More settings".
     """
 
     name: str
@@ -27,6 +28,7 @@ class Option:
     low: float = 0
     high: float = 0
     choices: tuple[str, ...] = ()
+    essential: bool = False
 
     @property
     def flag(self) -> str:

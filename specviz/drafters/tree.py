@@ -11,13 +11,19 @@ from specviz.errors import ConfigError
 
 __all__ = ["FEATURE_TREE", "MAX_RANK", "MAX_TREE_NODES", "TREE", "GrowingTree", "Tree", "parse_growing", "parse_tree"]
 
-TREE = Option("tree", "chain", "chain, or children per level such as 4,2,1, or paths of ranks such as paths:0/1/00/01")
+TREE = Option(
+    "tree",
+    "chain",
+    "chain, or children per level such as 4,2,1, or paths of ranks such as paths:0/1/00/01",
+    essential=True,
+)
 
 FEATURE_TREE = Option(
     "tree",
     "chain",
     "chain, or growing:7 for the 7 likeliest candidates, or a fixed shape: children per level such as 4,2,1, or paths "
     "of ranks such as paths:0/1/00/01",
+    essential=True,
 )
 
 MAX_RANK = 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -24,7 +25,7 @@ _HEIGHT = 214
 
 CHART_CSS = """
 .after .js-plotly-plot text { fill: var(--sv-ink-3) !important; }
-.after .js-plotly-plot .annotation-text, .after .js-plotly-plot .bartext { fill: var(--sv-ink) !important; }
+.after .js-plotly-plot :is(.annotation-text, .bartext, .textpoint text) { fill: var(--sv-ink) !important; }
 .after .js-plotly-plot .gridlayer path { stroke: var(--sv-grid) !important; }
 .after .js-plotly-plot .zerolinelayer path { stroke: var(--sv-axis) !important; }
 .after .bars .point path {
@@ -85,33 +86,52 @@ def _kept(histogram: Sequence[int]) -> go.Figure:
 
 
 def _places(counters: Counters) -> go.Figure:
-    rows = [row for row in counters.by_position() if row["of"]]
-    rates = [float(row["rate"] or 0.0) for row in rows]
+    """Both readings, each as bars and their labels; the page shows those whose `meta` is chosen."""
+    traces: list[go.Bar | go.Scatter] = []
+    for meta in ("conditional", "unconditional"):
+        rows = [row for row in counters.by_position(unconditional=meta == "unconditional") if row["of"]]
+        traces += _place_traces(rows, meta, visible=not traces)
+    figure = _figure(traces, 1.12)
+    figure.update_xaxes(dtick=1, title_text="place in the draft")
+    figure.update_yaxes(tickvals=[0, 0.5, 1])
+    return figure
+
+
+def _place_traces(rows: Sequence[dict[str, Any]], meta: str, *, visible: bool) -> list[go.Bar | go.Scatter]:
+    x = list(range(1, len(rows) + 1))
+    rates = [row["rate"] for row in rows]
+    of = "tested" if meta == "conditional" else "drafts"
     bars = go.Bar(
-        x=list(range(1, len(rows) + 1)),
+        x=x,
         y=rates,
         customdata=[[row["accepted"], row["of"]] for row in rows],
         error_y={
             "type": "data",
             "symmetric": False,
-            "array": [float(row["high"] or 0.0) - rate for row, rate in zip(rows, rates, strict=True)],
-            "arrayminus": [rate - float(row["low"] or 0.0) for row, rate in zip(rows, rates, strict=True)],
+            "array": [row["high"] - row["rate"] for row in rows],
+            "arrayminus": [row["rate"] - row["low"] for row in rows],
             "thickness": 1.5,
             "width": 0,
             "color": _TEXT,
         },
-        hovertemplate="place %{x}: %{y:.2f}<br>%{customdata[0]} of %{customdata[1]} tested<extra></extra>",
+        hovertemplate=f"place %{{x}}: %{{y:.2f}}<br>%{{customdata[0]}} of %{{customdata[1]}} {of}<extra></extra>",
+        meta=meta,
+        visible=visible,
         **_bar_style(),
     )
-    figure = _figure([bars], 1.12)
-    for place, rate in enumerate(rates if len(rates) <= 8 else (), 1):  # beside the interval, and over a bar of 0 too
-        figure.add_annotation(
-            x=place, y=rate, text=f"{rate:.2f}", showarrow=False, xanchor="left", xshift=3, yanchor="bottom",
-            font_size=13,
-        )  # fmt: skip
-    figure.update_xaxes(dtick=1, title_text="place in the draft")
-    figure.update_yaxes(tickvals=[0, 0.5, 1])
-    return figure
+    labels = go.Scatter(  # beside the interval, and over a bar of 0 too
+        x=x if len(rows) <= 8 else [],
+        y=rates if len(rows) <= 8 else [],
+        text=[f" {rate:.2f}" for rate in rates],
+        mode="text",
+        textposition="top right",
+        textfont_size=13,
+        cliponaxis=False,
+        hoverinfo="skip",
+        meta=meta,
+        visible=visible,
+    )
+    return [bars, labels]
 
 
 def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
@@ -144,8 +164,8 @@ def _line(x: Sequence[float], y: Sequence[float], name: str, colour: str, dash: 
     return go.Scatter(x=list(x), y=list(y), mode="lines", line=line, hovertemplate=hover)
 
 
-def _figure(traces: list[go.Bar] | list[go.Scatter], top: float | None) -> go.Figure:
-    figure = go.Figure(traces)
+def _figure(traces: Sequence[go.Bar | go.Scatter], top: float | None) -> go.Figure:
+    figure = go.Figure(list(traces))
     figure.update_layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",
@@ -193,7 +213,7 @@ def _kept_sentence(counters: Counters) -> str:
 def _places_sentence(counters: Counters) -> str:
     if not counters.num_tested:
         return "No drafted token was tested."
-    return "Share of tested tokens kept, with its 95 % interval."
+    return "Share kept, with its 95 % interval."
 
 
 def _times_sentence(counters: Counters, plain: Baseline | None) -> str:

@@ -29,7 +29,7 @@ CACHE_S = 3600
 MAX_QUEUE = 32
 """Jobs that Gradio itself lets wait; visitors wait in the host's own, shorter line."""
 
-# Gradio opens its sidebar on phones, where it covers the page.
+# Gradio opens its sidebar on phones, where it covers the page; a run is to be seen there.
 _CLOSE_SIDEBAR_JS = """() => {
   const shut = () => { if (innerWidth < 768) document.querySelector('.sidebar.open .toggle-button')?.click(); };
   setTimeout(shut, 50);
@@ -50,7 +50,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         header = make_header(host.status)
         with gr.Tabs(selected="watch", elem_id="tabs"):
             with _tab("watch", "Watch"):
-                watch.toolbar()
+                pass
             with _tab("inspect", "Inspect"):
                 pass
             with _tab("race", "Race"):
@@ -59,10 +59,11 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 pass
             with _tab("methods", "Methods"):
                 pass
+        watch.toolbar()
         watch.main()
         watch.connect(demo, header)
         add_api(host)
-        demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
+        gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 

@@ -14,6 +14,8 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     finish      RunFinished as JSON
     plain       Baseline as JSON, once it has been measured
     verdict     headline, rest, detail, reason, kind, speed_up (`words.verdict`)
+    source      of a recorded run: {"gallery", "title", "damage"}: its name and title in the gallery, "" for a visitor's
+                file; in words what is wrong with the file, or ""
     error       a sentence for the visitor
 
 JavaScript adds nothing up: every number it shows is in here.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from specviz.detokenize import visible_part
@@ -31,7 +33,7 @@ from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters
 from specviz.words import finish_sentence, progress_sentence, verdict
 
-__all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "recorded_delta", "stoppable"]
+__all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "cut_short", "recorded_delta", "stoppable"]
 
 UPDATES_PER_S = 14.0
 
@@ -103,6 +105,8 @@ class DeltaEncoder:
         return {
             "alpha": c.alpha,
             "rolling_alpha": c.rolling_alpha,
+            "acceptance_rate": c.acceptance_rate,
+            "rolling_acceptance_rate": c.rolling_acceptance_rate,
             "tokens_per_s": c.decode_tokens_per_s,
             "rolling_tokens_per_s": c.rolling_tokens_per_s,
             "num_tokens": c.num_tokens,
@@ -147,14 +151,11 @@ def coalesce(encoder: DeltaEncoder, events: Iterable[Event], per_second: float =
 
 def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[Event]:
     """The same events; after a step at which `stopped` is true the run is closed and ends in reason "cancelled"."""
-    counters, text, token_ids = Counters(), "", []
+    seen: list[Event] = []
     try:
         for event in events:
             yield event
-            counters.update(event)
-            if isinstance(event, StepDone):
-                text += "".join(visible_part(token) for token in event.emitted)
-                token_ids += [token.token_id for token in event.emitted]
+            seen.append(event)
             if stopped() and not isinstance(event, RunFinished):
                 break
         else:
@@ -163,7 +164,18 @@ def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[
         close = getattr(events, "close", None)
         if close is not None:
             close()
-    yield RunFinished(
+    yield cut_short(seen)
+
+
+def cut_short(events: Iterable[Event], message: str = "") -> RunFinished:
+    """The end that a run comes to after these events, of which none is its own end."""
+    counters, text, token_ids = Counters(), "", []
+    for event in events:
+        counters.update(event)
+        if isinstance(event, StepDone):
+            text += "".join(visible_part(token) for token in event.emitted)
+            token_ids += [token.token_id for token in event.emitted]
+    return RunFinished(
         "cancelled",
         text,
         tuple(token_ids),
@@ -172,11 +184,15 @@ def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[
         counters.prefill_s,
         counters.first_token_s,
         counters.decode_s,
+        message,
     )
 
 
-def recorded_delta(events: Iterable[Event], plain: Baseline | None, name: str) -> str:
+def recorded_delta(
+    events: Iterable[Event], plain: Baseline | None, name: str, source: Mapping[str, str] | None = None
+) -> str:
     """A whole recorded run as one delta, with the verdict it ended in; the page plays it by itself."""
     encoder = DeltaEncoder(name, "recorded")
     encoder.plain = plain
-    return encoder.encode(events, **({"plain": plain.to_json()} if plain else {}))
+    more: dict[str, Any] = {"plain": plain.to_json()} if plain else {}
+    return encoder.encode(events, **more, **({"source": dict(source)} if source else {}))

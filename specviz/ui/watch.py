@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -15,9 +12,9 @@ from specviz.config import GREEDY_BELOW, MAX_GAMMA
 from specviz.drafters.options import Option
 from specviz.drafters.registry import METHODS, get_method
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
-from specviz.trace import dump_trace
 from specviz.ui.api import CONCURRENCY
-from specviz.ui.charts import Summary, summarize
+from specviz.ui.charts import summarize
+from specviz.ui.figures import TEXT_JS, Figures
 from specviz.ui.header import header_value
 from specviz.ui.host import EngineHost
 from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_live
@@ -33,6 +30,7 @@ from specviz.ui.settings import (
     WatchSettings,
     read_link,
 )
+from specviz.ui.share import Share
 from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visit, Visits
@@ -43,7 +41,6 @@ PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden
 """For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
 
 POLL_S = 0.5
-MAX_LINK_PROMPT = 4000
 
 _CONDITIONAL = {
     "confidence": ("draft_length", "confidence"),
@@ -74,25 +71,6 @@ _PRESET_JS = """(name) => {
   return prompts[(turns[name] = (turns[name] ?? -1) + 1) %% prompts.length];
 }"""
 
-_LINK_JS = """(...values) => {
-  const names = %s, defaults = %s, note = document.querySelector('#link-note');
-  const url = new URL(location.href);
-  for (const name of names) url.searchParams.delete(name);
-  url.searchParams.delete('step');
-  let said = 'Link copied';
-  names.forEach((name, i) => {
-    const value = values[i];
-    if (value == null || value === defaults[name]) return;
-    const text = typeof value === 'boolean' ? String(Number(value)) : String(value);
-    if (name === 'prompt' && text.length > %d) { said = 'Link copied, without the long prompt'; return; }
-    url.searchParams.set(name, text);
-  });
-  history.replaceState(history.state, '', url);
-  const say = (text) => { note.textContent = text; setTimeout(() => { note.textContent = ''; }, 4000); };
-  if (!navigator.clipboard) return say('The link is in the address bar');
-  navigator.clipboard.writeText(url.href).then(() => say(said), () => say('The link is in the address bar'));
-}"""
-
 _OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
 
 
@@ -105,7 +83,7 @@ class Watch:
         self.visits = Visits()
         self.fields: dict[str, gr.Component] = {}
         self._refused = host.refusals()
-        self._traces = tempfile.TemporaryDirectory(prefix="specviz-")  # private to this user, gone with the process
+        self.share = Share(recording)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -133,9 +111,7 @@ class Watch:
             _method_choices(pair), value=DEFAULTS["method"], label="How to draft", elem_id="method", filterable=False,
             info=_method_info(DEFAULTS["method"], DEFAULTS["temperature"], pair),
         )  # fmt: skip
-        with gr.Column(elem_classes="own", visible=bool(METHODS[DEFAULTS["method"]].options)) as self.own:
-            for name, option in METHOD_OPTIONS.items():
-                f[name] = _option_field(option, visible=_has_option(DEFAULTS["method"], name))
+        self.own = self._own_fields(essential=True)
         f["gamma"] = _slider("Tokens drafted per step, γ", 0, MAX_GAMMA, "gamma", 1)
         f["temperature"] = _slider("Temperature", 0, 1.5, "temperature", 0.05)
         f["max_new_tokens"] = _slider("New tokens, at most", 16, 512, "max_new_tokens", 16)
@@ -144,6 +120,7 @@ class Watch:
             elem_id="measure",
         )  # fmt: skip
         with gr.Accordion("More settings", open=False, elem_id="more"):
+            self.own_more = self._own_fields(essential=False)
             f["top_k"] = _slider("Top-k, 0 is off", 0, 200, "top_k", 1)
             f["top_p"] = _slider("Top-p, 1 is off", 0.05, 1, "top_p", 0.05)
             f["repetition_penalty"] = _slider("Repetition penalty, 1 is off", 1, 2, "repetition_penalty", 0.05)
@@ -186,6 +163,15 @@ class Watch:
             )
             f["time_limit_s"] = _slider("Time limit, seconds", 5, MAX_TIME_S, "time_limit_s", 5)
 
+    def _own_fields(self, *, essential: bool) -> gr.Column:
+        """The methods' own settings: the essential ones beside the method, the rest under "More settings"."""
+        method = DEFAULTS["method"]
+        with gr.Column(elem_classes="own", visible=_has_own(method, essential=essential)) as column:
+            for name, option in METHOD_OPTIONS.items():
+                if option.essential == essential:
+                    self.fields[name] = _option_field(option, visible=_has_option(method, name))
+        return column
+
     def toolbar(self) -> None:
         """The row of actions."""
         with gr.Row(elem_classes="toolbar"):
@@ -196,12 +182,12 @@ class Watch:
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="stop", **narrow)
             with gr.Row(elem_classes="extras"):
                 self.note = gr.HTML(
-                    html_template="<p id='link-note' role='status'></p>", js_on_load=_NOTE_JS, apply_default_css=False,
+                    html_template="<p id='link-note' role='status'></p>", js_on_load=TEXT_JS, apply_default_css=False,
                     elem_classes="note",
                 )  # fmt: skip
                 self.plain = gr.Button("Measure plain decoding", visible=False, elem_id="plain", scale=0, min_width=170)
-                self.save = gr.DownloadButton("Save trace", interactive=False, elem_id="save", scale=0, min_width=90)
-                self.copy = gr.Button("Copy link", elem_id="copy", scale=0, min_width=80)
+                self.share.openers()
+                self.share.takers()
 
     def main(self) -> None:
         """The view, which all tabs share, and the figures after a run."""
@@ -211,15 +197,7 @@ class Watch:
         with gr.Column(elem_classes="after", elem_id="after", visible=self.recording is not None) as self.after:
             gr.HTML(html_template="<h2>After the run</h2>", js_on_load=None, apply_default_css=False)
             with gr.Row(equal_height=False):
-                self.kept, self.kept_text = _figure_box(
-                    "Steps by tokens kept", "steps", summary.kept, summary.kept_text, "bars"
-                )
-                self.places, self.places_text = _figure_box(
-                    "Acceptance by place in the draft", "share", summary.places, summary.places_text, "bars"
-                )
-                self.times, self.times_text = _figure_box(
-                    "Time by step", "ms", summary.times, summary.times_text, "times"
-                )
+                self.figures = Figures(summary)
         self.timer = gr.Timer(POLL_S)
 
     def connect(self, demo: gr.Blocks, header: gr.HTML) -> None:
@@ -228,8 +206,8 @@ class Watch:
         self.header = header
         inputs = list(self.fields.values())
         outputs = [
-            header, self.view, self.run, self.stop, self.plain, self.save, self.note, self.after,
-            self.kept, self.places, self.times, self.kept_text, self.places_text, self.times_text,
+            header, self.view, self.run, self.stop, self.plain, self.note, self.after, *self.share.parts,
+            *self.figures.parts,
         ]  # fmt: skip
         raw: dict[str, Any] = PRIVATE | {"preprocess": False}
         quick: dict[str, Any] = raw | {"queue": False}
@@ -242,11 +220,13 @@ class Watch:
         self.preset.input(None, self.preset, self.fields["prompt"], js=_PRESET_JS % json.dumps(prompts), **PRIVATE)
         self.fields["prompt"].input(None, None, self.preset, js="() => [null]", **PRIVATE)
         shaping = [self.fields[name] for name in ("pair", "method", "temperature", "draft_length", "verify")]
-        shaped = [*shaping[:2], self.own, *(self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL))]
+        further = [self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL)]
+        shaped = [*shaping[:2], self.own, self.own_more, *further]
         gr.on([field.change for field in shaping], self._shape, shaping, shaped, trigger_mode="always_last", **quick)
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
-        link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
-        self.copy.click(None, inputs, None, js=link, **PRIVATE)
+        self.share.connect(
+            demo, view=self.view, outputs=outputs, show=self._recorded, fields=self.fields, defaults=defaults
+        )
         self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
@@ -276,7 +256,7 @@ class Watch:
             more: dict[Any, Any] = {}
             if encoder.started is not None and not begun:
                 begun = True  # the figures below belong to the run before
-                more = {self.after: gr.Column(visible=False), self.save: gr.DownloadButton(interactive=False)}
+                more = {self.after: gr.Column(visible=False)} | self.share.withdraw()
             yield {self.view: delta, self.header: header_value(self.host.status)} | more
         yield self._idle()
         if begun:
@@ -301,14 +281,15 @@ class Watch:
         self.visits.forget(request.session_hash)
 
     def _busy(self) -> dict[Any, Any]:
-        return {self.run: gr.Button(interactive=False), self.stop: gr.Button(interactive=True)}
+        buttons = {self.run: gr.Button(interactive=False), self.stop: gr.Button(interactive=True)}
+        return buttons | self.share.allow(False)
 
     def _idle(self) -> dict[Any, Any]:
         return {
             self.run: gr.Button(interactive=True),
             self.stop: gr.Button(interactive=False),
             self.header: header_value(self.host.status),
-        }
+        } | self.share.allow(True)
 
     def _results(self, visit: Visit, encoder: DeltaEncoder) -> dict[Any, Any]:
         """Figures and trace of the visitor's last run."""
@@ -321,36 +302,21 @@ class Watch:
             return {self.view: encoder.error(sentence_for(error))}
 
     def _shown(self, run: LastRun) -> dict[Any, Any]:
-        return self._figures(summarize(run.events, run.encoder.plain)) | {
+        figures = self.figures.show(summarize(run.events, run.encoder.plain))
+        buttons = {self.after: gr.Column(visible=True), self.plain: gr.Button(visible=can_measure_later(run))}
+        return figures | buttons | self.share.offer(run.events, run.plain)
+
+    def _recorded(self, recording: Recording, request: gr.Request) -> dict[Any, Any] | None:
+        """A recorded run in place of the one that is shown; None while the visitor's own goes on."""
+        visit = self.visits.of(request.session_hash)
+        if visit.stop is not None:
+            return None
+        visit.last = None
+        return self.figures.show(recording.summary) | {
+            self.view: recording.delta,
             self.after: gr.Column(visible=True),
-            self.plain: gr.Button(visible=can_measure_later(run)),
-            self.save: gr.DownloadButton(value=str(self._trace_file(run)), interactive=True),
+            self.plain: gr.Button(visible=False),
         }
-
-    def _figures(self, summary: Summary) -> dict[Any, Any]:
-        return {
-            self.kept: summary.kept,
-            self.places: summary.places,
-            self.times: summary.times,
-            self.kept_text: summary.kept_text,
-            self.places_text: summary.places_text,
-            self.times_text: summary.times_text,
-        }
-
-    def _trace_file(self, run: LastRun) -> Path:
-        """Gradio copies it for the download at once, so files here live for a minute."""
-        config = run.settings.config
-        path = Path(self._traces.name) / run.encoder.run_id / f"specviz-{run.settings.pair}-{config.method}.jsonl"
-        for old in Path(self._traces.name).glob("*/*.jsonl"):
-            if time.time() - old.stat().st_mtime > 60:
-                old.unlink(missing_ok=True)
-        path.parent.mkdir(exist_ok=True)
-        try:
-            path.write_text(dump_trace(run.events, run.plain), encoding="utf-8")
-        except OSError:  # half a trace would be offered as a whole one, and take the room that is missing
-            path.unlink(missing_ok=True)
-            raise
-        return path
 
     def _poll(self, request: gr.Request) -> dict[Any, Any]:
         """Progress of the first load, until it has settled. A run in hand tells its own progress to the view."""
@@ -374,14 +340,15 @@ class Watch:
         and only those further fields that would do something (case 116)."""
         chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
         if chosen is None or not isinstance(method, str) or method not in METHODS:
-            return [gr.skip()] * (3 + len(METHOD_OPTIONS) + len(_CONDITIONAL))
+            return [gr.skip()] * (4 + len(METHOD_OPTIONS) + len(_CONDITIONAL))
         choices = _method_choices(chosen)
         value = method if method in [name for _, name in choices] else DEFAULTS["method"]
         shown = {"draft_length": draft_length, "verify": verify}
         return [
             gr.Dropdown(info=_pair_info(chosen)),
             gr.Dropdown(choices=choices, value=value, info=_method_info(value, temperature, chosen, verify)),
-            gr.Column(visible=bool(METHODS[value].options)),
+            gr.Column(visible=_has_own(value, essential=True)),
+            gr.Column(visible=_has_own(value, essential=False)),
             *(gr.update(visible=_has_option(value, name)) for name in METHOD_OPTIONS),
             *(gr.update(visible=shown[field] == choice) for field, choice in _CONDITIONAL.values()),
         ]
@@ -405,14 +372,6 @@ class Watch:
         return [(self.host.pairs[name].title, name) for name in self._offered()]
 
 
-_NOTE_JS = """
-const note = element.querySelector('p');
-const show = () => { note.textContent = props.value ?? ''; };
-watch('value', show);
-show();
-"""
-
-
 def _slider(label: str, low: float, high: float, name: str, step: float, *, visible: bool = True) -> gr.Slider:
     return gr.Slider(
         low, high, DEFAULTS[name], step=step, label=label, buttons=[], elem_id=name.replace("_", "-"), visible=visible
@@ -421,6 +380,10 @@ def _slider(label: str, low: float, high: float, name: str, step: float, *, visi
 
 def _has_option(method: str, name: str) -> bool:
     return any(option.name == name for option in METHODS[method].options)
+
+
+def _has_own(method: str, *, essential: bool) -> bool:
+    return any(option.essential == essential for option in METHODS[method].options)
 
 
 def _option_field(option: Option, *, visible: bool) -> gr.Component:
@@ -435,17 +398,6 @@ def _option_field(option: Option, *, visible: bool) -> gr.Component:
         return gr.Number(option.default, minimum=option.low, maximum=option.high, precision=0, **shown)
     step = 1 if isinstance(option.default, int) else 0.01
     return gr.Slider(option.low, option.high, option.default, step=step, buttons=[], **shown)
-
-
-def _figure_box(title: str, unit: str, figure: Any, text: str, kind: str) -> tuple[gr.Plot, gr.HTML]:
-    with gr.Column(min_width=280, elem_classes=["figure", kind]):
-        head = f"<div class='fighead'><h3>{title}</h3><small>{unit}</small></div>"  # fixed words
-        gr.HTML(html_template=head, js_on_load=None, apply_default_css=False)
-        plot = gr.Plot(figure, label=title, show_label=False, container=False)
-        caption = gr.HTML(
-            value=text, html_template="<p class='caption'></p>", js_on_load=_NOTE_JS, apply_default_css=False
-        )
-    return plot, caption
 
 
 def _pair_info(pair: ModelPair) -> str:

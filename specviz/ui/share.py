@@ -1,0 +1,208 @@
+"""Recorded runs on the page: open a visitor's file, choose one of the gallery, and take away the run that is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.utils import get_upload_folder
+
+from specviz.errors import TraceError
+from specviz.events import Event, RunStarted
+from specviz.trace import dump_trace, steps_frame
+from specviz.ui.live import new_encoder
+from specviz.ui.problems import sentence_for
+from specviz.ui.recorded import Recording, load_gallery, open_upload, recall
+
+__all__ = ["Share", "steps_csv"]
+
+_KEPT_S = 60
+"""Gradio copies a file for the download at once, so ours live for a minute."""
+
+_LINK_JS = """(...values) => {
+  const names = %s, defaults = %s, note = document.querySelector('#link-note');
+  const url = new URL(location.href);
+  for (const name of names) url.searchParams.delete(name);
+  url.searchParams.delete('step');
+  let said = 'Link copied';
+  names.forEach((name, i) => {
+    const value = values[i];
+    if (value == null || value === defaults[name]) return;
+    const text = typeof value === 'boolean' ? String(Number(value)) : String(value);
+    if (name === 'prompt' && text.length > %d) { said = 'Link copied, without the long prompt'; return; }
+    url.searchParams.set(name, text);
+  });
+  history.replaceState(history.state, '', url);
+  const say = (text) => { note.textContent = text; setTimeout(() => { note.textContent = ''; }, 4000); };
+  if (!navigator.clipboard) return say('The link is in the address bar');
+  navigator.clipboard.writeText(url.href).then(() => say(said), () => say('The link is in the address bar'));
+}"""
+MAX_LINK_PROMPT = 4000
+
+
+class Share:
+    """Within a Blocks, build `openers` and `takers`, then `connect`. `offer` is for whoever shows another run."""
+
+    def __init__(self, recording: Recording | None) -> None:
+        self._recording = recording
+        self._files = tempfile.TemporaryDirectory(prefix="specviz-")  # private to this user, gone with the process
+
+    def openers(self) -> None:
+        """Ways to show a recorded run."""
+        runs = [(run.title, run.name) for run in load_gallery().values() if run.path.is_file()]
+        self.gallery = gr.Dropdown(
+            [("Recorded runs", ""), *runs], value="", label="Recorded runs", show_label=False, container=False,
+            filterable=False, elem_id="gallery", scale=0, min_width=150,
+        )  # fmt: skip
+        self.open = gr.UploadButton("Open a trace", elem_id="open", scale=0, min_width=100)
+
+    def takers(self) -> None:
+        """Ways to take the shown run away."""
+        narrow: dict[str, Any] = {"scale": 0, "min_width": 80}
+        recording, trace, table = self._recording, None, None
+        if recording is not None:
+            trace, table = self._write(recording.trace.events, recording.trace.plain)
+        self.save = gr.DownloadButton("Save trace", trace, interactive=trace is not None, elem_id="save", **narrow)
+        self.table = gr.DownloadButton("Save CSV", table, interactive=table is not None, elem_id="csv", **narrow)
+        self.copy = gr.Button("Copy link", elem_id="copy", **narrow)
+
+    @property
+    def parts(self) -> list[gr.Component]:
+        """What `offer` and `allow` change."""
+        return [self.gallery, self.open, self.save, self.table]
+
+    def connect(
+        self,
+        demo: gr.Blocks,
+        *,
+        view: gr.HTML,
+        outputs: Sequence[gr.Component],
+        show: Callable[[Recording, gr.Request], dict[Any, Any] | None],
+        fields: Mapping[str, gr.Component],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            view: takes the deltas. outputs: everything that `show` may change, the view and `parts` among them.
+            show: the updates that put a recorded run in place of the one there; None while a run goes on.
+            fields, defaults: what goes into a link.
+        """
+        self._view, self._show = view, show
+        private: dict[str, Any] = {
+            "api_visibility": "private",
+            "show_progress": "hidden",
+            "preprocess": False,
+            "concurrency_id": "traces",
+            "concurrency_limit": 2,
+        }
+        self.gallery.input(self._recall, self.gallery, outputs, **private)
+        self.open.upload(self._open, self.open, outputs, **private)
+        demo.load(self._linked, None, outputs, **private)
+        link = _LINK_JS % (json.dumps(list(fields)), json.dumps(dict(defaults)), MAX_LINK_PROMPT)
+        self.copy.click(None, list(fields.values()), None, js=link, api_visibility="private", show_progress="hidden")
+
+    # --- for whoever shows a run -------------------------------------------------------------------------------------
+
+    def offer(self, events: Sequence[Event], plain: Sequence[Event]) -> dict[Any, Any]:
+        """Updates that let the visitor take this run away."""
+        trace, table = self._write(events, plain)
+        return {
+            self.save: gr.DownloadButton(value=trace, interactive=True),
+            self.table: gr.DownloadButton(value=table, interactive=True),
+        }
+
+    def withdraw(self) -> dict[Any, Any]:
+        """Updates while the files would be those of the run before."""
+        return {self.save: gr.DownloadButton(interactive=False), self.table: gr.DownloadButton(interactive=False)}
+
+    def allow(self, opening: bool) -> dict[Any, Any]:
+        """Updates that allow or forbid to open something else: not while a run goes on."""
+        return {self.gallery: gr.Dropdown(interactive=opening), self.open: gr.UploadButton(interactive=opening)}
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _recall(self, name: Any, request: gr.Request) -> dict[Any, Any]:
+        recording = recall(name) if isinstance(name, str) else None
+        if recording is None:
+            return {self.gallery: ""}
+        return self._shown(recording, request) | {self.gallery: ""}
+
+    def _linked(self, request: gr.Request) -> Iterator[dict[Any, Any]]:
+        """The run that the address names."""
+        name = dict(request.query_params).get("trace")
+        if name is None:
+            yield {self.gallery: gr.skip()}
+            return
+        recording = recall(name)
+        if recording is not None:
+            yield self._shown(recording, request)
+        else:
+            sentence = f"There is no recorded run named {name[:40]!r} here. Choose one under “Recorded runs”."
+            yield {self._view: new_encoder().error(sentence)}
+
+    def _open(self, payload: Any, request: gr.Request) -> dict[Any, Any]:
+        """A visitor's file. Gradio has checked that its path is that of an upload; what is in it is checked here."""
+        path = Path(payload["path"]) if isinstance(payload, Mapping) and isinstance(payload.get("path"), str) else None
+        try:
+            if path is None or not path.resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+                path = None  # and nothing of it is deleted
+                raise TraceError("No file arrived. Choose a trace again.")
+            return self._shown(open_upload(path), request)
+        except Exception as error:
+            return {self._view: new_encoder().error(sentence_for(error))}
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def _shown(self, recording: Recording, request: gr.Request) -> dict[Any, Any]:
+        updates = self._show(recording, request)
+        if updates is None:
+            return {self._view: new_encoder().error("A run goes on. Press Stop first, then open the trace again.")}
+        return updates | self.offer(recording.trace.events, recording.trace.plain)
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _write(self, events: Sequence[Event], plain: Iterable[Event]) -> tuple[str, str]:
+        """Trace and table of a run, in a folder of their own."""
+        root = Path(self._files.name)
+        for old in root.glob("*/*"):
+            if time.time() - old.stat().st_mtime > _KEPT_S:
+                old.unlink(missing_ok=True)
+        folder, stem = Path(tempfile.mkdtemp(dir=root)), _file_stem(events)
+        trace, table = folder / f"{stem}.jsonl", folder / f"{stem}.csv"
+        try:
+            trace.write_text(dump_trace(events, plain), encoding="utf-8")
+            table.write_text(steps_csv(events), encoding="utf-8")
+        except OSError:  # half a file would be offered as a whole one, and take the room that is missing
+            trace.unlink(missing_ok=True)
+            table.unlink(missing_ok=True)
+            raise
+        return str(trace), str(table)
+
+
+def steps_csv(events: Iterable[Event]) -> str:
+    """The steps as CSV. A text that a spreadsheet would run as a formula begins with an apostrophe."""
+    frame = steps_frame(events)
+    for name in frame.columns:
+        frame[name] = [_harmless(value) for value in frame[name]]
+    return frame.to_csv(index=False)
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = json.dumps(value, ensure_ascii=False)
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _file_stem(events: Sequence[Event]) -> str:
+    """specviz-PAIR-METHOD; an opened trace may say anything there."""
+    started = events[0]
+    assert isinstance(started, RunStarted)
+    words = (re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:40].strip(".-") for text in (started.pair, started.method))
+    return "-".join(["specviz", *filter(None, words)])
