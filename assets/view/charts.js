@@ -1,6 +1,7 @@
 // ---- charts: run map and three lines over the steps, drawn at the measured width of their boxes ------------------
 
 const mapBox = $('.mapbox');
+const mapHome = mapBox.parentNode; // the inspector borrows the map while it is in view
 const chartsBox = $('.charts');
 const CELL = { full: 8, least: 2, gap: 1.5 };
 const MAP_PX = { top: 10, foot: 20, most: 140 };
@@ -48,7 +49,11 @@ function drawMap(entries, selected, hovered) {
     map.cells = svg('g');
     map.labels = svg('g');
     map.frame = svg('rect', { class: 'frame', rx: 4, y: 1.5, height: map.height - MAP_PX.foot + 2 });
-    map.svg.append(map.over, map.here, svg('line', { class: 'axis', x1: 0, x2: map.width, y1: map.axis + 1, y2: map.axis + 1 }), map.cells, map.labels, map.frame);
+    map.veil = svg('rect', { class: 'veil', y: 0, height: map.height - MAP_PX.foot + 2 });
+    map.head = svg('g', { class: 'playhead' });
+    map.head.append(svg('line', { y1: 4, y2: map.height - MAP_PX.foot + 1 }), svg('circle', { cy: 6, r: 5.5 }));
+    map.svg.append(map.over, map.here, svg('line', { class: 'axis', x1: 0, x2: map.width, y1: map.axis + 1, y2: map.axis + 1 }), map.cells, map.veil, map.labels, map.frame, map.head);
+    drawPlayhead(null);
     mapBox.replaceChildren(map.svg);
   }
   // columns of merged steps may still be filling: draw the last one again
@@ -144,6 +149,18 @@ function drawMapFrame(first, last) {
   if (!first) return;
   map.frame.setAttribute('x', columnLeft(first) - 1.5);
   map.frame.setAttribute('width', columnLeft(last) - columnLeft(first) + map.column * map.merge + 1);
+}
+
+/** Where the replay stands, in columns, and a veil over the steps it has not reached; null for neither. */
+function drawPlayhead(place, reached = null) {
+  if (!map.svg) return;
+  map.head.style.display = place === null ? 'none' : '';
+  map.veil.style.display = reached === null ? 'none' : '';
+  if (place !== null) map.head.setAttribute('transform', `translate(${(2 + place * map.column).toFixed(1)} 0)`);
+  if (reached === null) return;
+  const x = 2 + reached * map.column;
+  map.veil.setAttribute('x', x);
+  map.veil.setAttribute('width', Math.max(0, map.width - x));
 }
 
 // -- line charts --

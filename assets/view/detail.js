@@ -21,13 +21,20 @@ function coin(token, width) {
 }
 
 const hasCoin = (token) => token.coin != null && token.accept_prob != null;
-const isGreedy = () => run.start?.verify === 'greedy' || !hasTemperature(run.start);
+const isLikelyRule = () => /acceptance$/.test(run.start?.verify ?? ''); // typical acceptance, threshold acceptance
+const isGreedy = () => !isLikelyRule() && (run.start?.verify === 'greedy' || !hasTemperature(run.start));
 const hasTemperature = (start) => Boolean(start?.settings?.temperature);
+/** A guess that was chosen, not drawn, has no q of its own: the rule takes it as certain. */
+const isChosen = (token) => hasCoin(token) && token.draft_prob === 1 && token.accept_prob === token.target_prob;
+
+/** At a refusal the target's own token is drawn from what is left of p, not from p. */
+const isDrawnFromRest = (token) => token.origin === 'corrected' && !isGreedy() && !isLikelyRule();
 
 /** What a test said where no coin was thrown. */
 function outcome(token) {
   if (token.fate === 'discarded') return token.target_prob == null ? 'not tested' : 'passed, another branch won';
   if (isGreedy()) return token.fate === 'accepted' ? 'first choice' : 'not first choice';
+  if (isLikelyRule()) return token.fate === 'accepted' ? 'likely enough' : 'not likely enough';
   return token.fate === 'accepted' ? 'kept' : 'refused';
 }
 
@@ -37,6 +44,7 @@ const prose = (...parts) => el('p', '', ...parts.map((part) => (typeof part === 
 /** How sure the two models were, as far as it is known. */
 function probabilities(token) {
   const { draft_prob: q, target_prob: p } = token;
+  if (isChosen(token)) return ['The draft chose it without a draw, the target gave it ', p];
   if (q != null && p != null) return ['The draft gave it ', q, ', the target ', p];
   if (q != null) return ['The draft gave it a chance of ', q];
   if (p != null) return ['The target gave it a chance of ', p];
@@ -61,7 +69,8 @@ function ownProse({ token, refused }) {
     const choice = isGreedy() ? 'The target’s first choice where the draft said ' : 'The target’s own word, drawn after it refused ';
     lines.push(prose(choice, el('bdi', '', refused.map((one) => quoted(spoken(one))).join(', ')), '.'));
   } else lines.push(prose(FATES[token.origin].means));
-  if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, '.'));
+  if (token.target_prob != null && isDrawnFromRest(token)) lines.push(prose('It had a chance of ', token.target_prob, ' in what the target had left.'));
+  else if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, '.'));
   return lines;
 }
 
@@ -131,16 +140,21 @@ function renderCard(entry) {
   );
   if (step.note?.text) card.append(el('p', '', step.note.text));
   card.append(cardWords(step));
+  const look = el('button', 'quiet look', 'Look into this step');
+  look.type = 'button';
+  look.addEventListener('click', () => inspect());
+  card.append(look);
 }
 
 function cardRow(token, fate, picture) {
   const { key, own } = FATES[fate];
   const text = word(token, own ? 'own' : '');
-  const row = el('li', key, mark(key), key === 'r' ? el('s', '', text) : el('span', '', text), picture);
+  const row = el('li', `${key} row`, mark(key), key === 'r' ? el('s', '', text) : el('span', '', text), picture);
   const models = [];
   if (token.draft_prob != null) models.push(`draft ${fixed(token.draft_prob, 2)}`);
   if (token.target_prob != null) models.push(`target ${fixed(token.target_prob, 2)}`);
   if (models.length || hasCoin(token)) row.append(el('small', '', el('span', '', models.join(' · '))));
+  row.addEventListener('click', () => inspect({ drafted: token, token }));
   if (hasCoin(token)) row.lastChild.append(el('span', 'roomy', `chance ${fixed(token.accept_prob, 2)}`), el('span', '', `coin ${fixed(token.coin, 2)}`));
   return row;
 }

@@ -11,9 +11,6 @@ let following = true;  // the strip's window stays at the end
 let lastSpoken = 0;
 let wantedStep = Number(new URLSearchParams(location.search).get('step')) || 0;
 
-// The step's own three times are the one thing this page adds up: it is when a recorded step was done.
-const stepSeconds = (step) => step.draft_s + step.verify_s + step.other_s;
-
 // -- intake: numbered deltas, each taken once, drawn once a frame --
 
 function receive(text) {
@@ -42,21 +39,18 @@ function take(delta) {
   if (delta.status && delta.mode !== 'recorded') showStatus(delta.steps && !delta.finish ? { text: '', fraction: null } : delta.status);
   showProblem(delta);
   if (delta.run !== run.id) return; // queued, loading: the last run stays
-  if (delta.mode === 'recorded' && delta.steps) return startPlayback(delta);
-  for (const step of delta.steps ?? []) addStep(step);
-  takeTotals(delta);
-}
-
-function takeTotals(delta) {
+  for (const step of delta.steps ?? []) addStep(step, delta.counters);
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
+  if (delta.steps && !run.entries.at(-1).counters) run.entries.at(-1).counters = delta.counters;
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
+  if (delta.mode === 'recorded' && delta.steps) playRecording();
 }
 
 function beginRun(delta) {
-  stopPlayback();
+  resetReplay();
   Object.assign(run, {
     id: delta.run, mode: delta.mode, start: delta.start, phase: 'running', entries: [], progress: 'Reading the prompt',
-    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, recording: null, source: delta.source,
+    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, source: delta.source,
   });
   rememberSource(delta);
   following = true;
@@ -75,13 +69,23 @@ function beginRun(delta) {
 
 const looksLikeCode = (text) => /```|^\s*(def |class |import |#include|function )/m.test(text ?? '');
 
-function addStep(step) {
+/** `totals` names the counts that a recorded step carries as bare values. */
+function addStep(step, totals) {
   if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
-  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {} });
+  for (const token of step.drafted) nameTops(token);
+  const counters = step.counters && Object.fromEntries(Object.keys(totals).map((name, i) => [name, step.counters[i]]));
+  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {}, counters });
   run.entries.push(entry);
   if (!reducedMotion()) entry.span.classList.add('new');
   if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');
   if (entry.number === wantedStep) { wantedStep = 0; select(entry.number, { byVisitor: false }); }
+}
+
+const TOPS = ['draft_top', 'target_top', 'residual_top'];
+
+/** Likeliest tokens travel as triples. */
+function nameTops(token) {
+  for (const name of TOPS) if (token[name]) token[name] = token[name].map(([token_id, text, prob]) => ({ token_id, text, prob }));
 }
 
 function finishRun(finish, text) {
@@ -98,58 +102,6 @@ function speak(text, now = false) {
   lastSpoken = performance.now();
   $('.announce').textContent = text;
 }
-
-// -- recorded runs: the same steps on the browser's clock --
-
-let playback = null;
-
-function startPlayback(delta) {
-  run.recording = delta;
-  run.totalSeconds = delta.steps.at(-1).series.decode_s;
-  if (delta.plain) run.plain = null; // the baseline belongs to the end
-  if (reducedMotion()) return finishPlayback();
-  playback = { next: 0, began: performance.now(), clock: 0 };
-  playSoon();
-}
-
-const playSoon = batched(() => {
-  if (!playback) return;
-  const { steps } = run.recording;
-  playback.clock = (performance.now() - playback.began) / 1000;
-  while (playback.next < steps.length && steps[playback.next].series.decode_s <= playback.clock) playStep(steps[playback.next++]);
-  if (playback.next === steps.length) return finishPlayback();
-  render();
-  playSoon();
-});
-
-function playStep(step) {
-  addStep(step);
-  const { series } = step;
-  // Counts of the moment, where the recording carries them; what is not known yet is shown as a dash.
-  run.counters = step.counters ?? { alpha: series.alpha, decode_tokens_per_s: series.tokens_per_s, num_tokens: series.num_tokens, decode_s: series.decode_s };
-  run.progress = `${counted(series.num_tokens, 'token')} in ${counted(step.index, 'step')}`;
-}
-
-function finishPlayback() {
-  const { recording } = run;
-  const from = playback?.next ?? 0;
-  playback = null;
-  for (const step of recording.steps.slice(from)) addStep(step);
-  takeTotals(recording);
-  render();
-}
-
-function stopPlayback() { playback = null; }
-
-function replay() {
-  const { recording } = run;
-  beginRun(recording);
-  startPlayback(recording);
-  render();
-}
-
-$('.replay').addEventListener('click', replay);
-$('.skip').addEventListener('click', () => { if (playback) finishPlayback(); });
 
 // -- words and figures above the strip --
 
@@ -187,6 +139,8 @@ function showRecordingNote() {
   const { start } = run;
   const box = $('.recording');
   box.hidden = run.mode !== 'recorded';
+  $('.madeby').hidden = box.hidden || !start.command;
+  $('.madeby code').textContent = start.command ?? '';
   if (box.hidden) return;
   const when = new Date(start.started_at);
   const day = Number.isNaN(when.getTime()) ? start.started_at : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
@@ -195,27 +149,33 @@ function showRecordingNote() {
   $('.damage').textContent = run.source?.damage ?? '';
   const facts = [run.source?.title, start.machine.processor, threads, day, start.pair, start.method].filter(Boolean);
   $('.origin').replaceChildren(...facts.flatMap((fact, i) => [...(i ? [' · '] : []), el('span', 'fact', fact)]));
-  $('.madeby').hidden = !start.command;
-  $('.madeby code').textContent = start.command ?? '';
 }
 
 function renderVerdict() {
-  const { verdict, counters, phase } = run;
-  const done = phase === 'done' && verdict;
-  $('.headline').textContent = done ? verdict.headline : run.progress || 'Ready';
-  if (done && verdict.speed_up != null) Object.assign($('.headline').dataset, { define: 'speed_up' }); else delete $('.headline').dataset.define;
-  $('.headline').tabIndex = $('.headline').dataset.define ? 0 : -1;
+  const { verdict } = run;
+  const counters = countersShown();
+  const isWhole = replay.number === null;
+  const done = isWhole && run.phase === 'done' && verdict;
+  const progress = isWhole ? run.progress : progressAt(stepsShown());
+  $('.headline').textContent = done ? verdict.headline : progress || 'Ready';
+  const speedUp = done ? verdict.speed_up : null;
+  if (speedUp != null) $('.headline').dataset.define = 'speed_up'; else delete $('.headline').dataset.define;
+  $('.headline').tabIndex = speedUp == null ? -1 : 0;
   $('.rest').textContent = done ? verdict.rest : '';
   const rate = counters?.decode_tokens_per_s;
   $('.detail').textContent = done ? verdict.detail : rate == null ? ' ' : `${fixed(rate, 1)} tokens a second so far.`;
   $('.reason').hidden = !(done && verdict.reason);
   $('.reason').textContent = done ? verdict.reason : '';
-  if (!done && phase === 'running') speak(run.progress);
+  if (run.phase === 'running' || replay.playing) speak(progress);
   drawVersus();
-  if (run.mode !== 'recorded') return;
-  $('.skip').hidden = !playback;
-  $('.replay').hidden = Boolean(playback) || reducedMotion();
-  $('.clock').textContent = playback ? `run clock ${fixed(Math.min(playback.clock, run.totalSeconds), 2)} s of ${seconds(run.totalSeconds)}, shown at its real speed` : '';
+  $('.skip').hidden = isWhole;
+  $('.replay').hidden = !canReplay();
+  $('.replay').textContent = replay.playing ? 'Pause' : isWhole ? 'Play again' : 'Play on';
+  drawClocks();
+}
+
+function progressAt(count) {
+  return count ? `${counted(run.entries[count - 1].series.num_tokens, 'token')} in ${counted(count, 'step')}` : 'Nothing written yet';
 }
 
 const BAR_PX = 148; // leaves the headline room for one line beside the sidebar, at 1280
@@ -223,7 +183,7 @@ const BAR_PX = 148; // leaves the headline room for one line beside the sidebar,
 /** Plain decoding against this run, in tokens a second; longer is faster. */
 function drawVersus() {
   const box = $('.versus');
-  const mine = run.counters?.decode_tokens_per_s;
+  const mine = countersShown()?.decode_tokens_per_s;
   const plain = run.plain?.tokens_per_s;
   box.hidden = plain == null || mine == null || run.start.method === 'plain';
   if (box.hidden) return;
@@ -268,9 +228,8 @@ function dimAllBut(key) {
 
 function renderLegend() {
   for (const button of $('.legend').children) {
-    const count = run.counters?.[button._counter];
-    button.lastElementChild.textContent = whole(count);
-    if (button._counter === 'num_target') button.hidden = !count; // steps without a draft are rare: named when there are some
+    button.lastElementChild.textContent = whole(countersShown()?.[button._counter]);
+    if (button._counter === 'num_target') button.hidden = !countersShown()?.num_target; // steps without a draft are rare: named when there are some
   }
 }
 
@@ -285,16 +244,22 @@ function renderWatch() {
   renderVerdict();
   renderFigures();
   renderLegend();
-  if (root.dataset.depth === 'steps') extendLedger(run.entries);
+  if (mapBox.parentNode !== mapHome) mapHome.append(mapBox);
+  holdBack();
+  if (root.dataset.depth === 'steps') extendLedger(run.entries, stepsShown());
   if (unsettled.length) keepNotesInside(unsettled.splice(0));
   if (following) viewport.scrollTop = viewport.scrollHeight;
-  $('.follow').hidden = following || run.phase !== 'running';
+  $('.follow').hidden = following || !isMoving();
   renderPictures();
 }
 
+/** Whether steps come in by themselves, from the server or from the replay. */
+const isMoving = () => run.phase === 'running' || replay.playing;
+
 function renderPictures() {
   drawMap(run.entries ?? [], selected, hovered);
-  if (run.phase === 'running') drawChartsSometimes(); else drawChartsNow();
+  drawClocks();
+  if (isMoving()) drawChartsSometimes(); else drawChartsNow();
   const count = run.entries?.length ?? 0;
   mapBox.setAttribute('aria-valuemax', Math.max(1, count));
   if (!selected) {
@@ -304,7 +269,7 @@ function renderPictures() {
 }
 
 function drawChartsNow() {
-  drawCharts(run.entries ?? []);
+  drawCharts(shownEntries());
   markWindowOnMap();
 }
 
@@ -313,7 +278,7 @@ const drawChartsSometimes = atMostEvery(250, drawChartsNow);
 
 /** First and last step in the strip's window, by bisection: steps lie in reading order. */
 function markWindowOnMap() {
-  const entries = run.entries ?? [];
+  const entries = shownEntries();
   if (!entries.length || root.dataset.depth === 'steps' || viewport.scrollHeight <= viewport.clientHeight + 4) return drawMapFrame(0);
   const box = viewport.getBoundingClientRect();
   const firstWith = (test) => {
@@ -329,7 +294,7 @@ function markWindowOnMap() {
 
 viewport.addEventListener('scroll', batched(() => {
   const atEnd = viewport.scrollTop + viewport.clientHeight >= viewport.scrollHeight - 24;
-  if (run.phase === 'running' && following !== atEnd) { following = atEnd; $('.follow').hidden = following; }
+  if (isMoving() && following !== atEnd) { following = atEnd; $('.follow').hidden = following; }
   closeTip();
   markWindowOnMap();
 }), { passive: true });
@@ -339,6 +304,7 @@ $('.follow').addEventListener('click', () => { following = true; render(); });
 // -- selection: one step for strip, map and card; kept in the address once the visitor has chosen --
 
 function select(number, { byVisitor = true, scroll = true } = {}) {
+  if (byVisitor && number > stepsShown()) seekReplay(number); // the replay has not come this far
   const entries = run.entries ?? [];
   const entry = entries[number - 1];
   const before = entries[selected - 1];
@@ -352,7 +318,7 @@ function select(number, { byVisitor = true, scroll = true } = {}) {
     strip.setAttribute('aria-activedescendant', entry.span.id);
     mapBox.setAttribute('aria-valuenow', number);
     mapBox.setAttribute('aria-valuetext', entry.span.getAttribute('aria-label'));
-    if (scroll && root.dataset.depth !== 'steps') keepInWindow(entry.span);
+    if (scroll && root.dataset.depth !== 'steps' && entry.span.isConnected) keepInWindow(entry.span);
   } else strip.removeAttribute('aria-activedescendant');
   for (const row of ledgerRows?.children ?? []) row.classList.toggle('on', row._entry === entry);
   drawMap(entries, selected, hovered);
@@ -360,9 +326,13 @@ function select(number, { byVisitor = true, scroll = true } = {}) {
   if (byVisitor) keepInAddress('step', selected);
 }
 
-/** The visitor wants to look into this step. */
-function inspect() {
-  if (selected) openTab('inspect');
+/** The visitor wants to look into the selected step, at one of its tokens. */
+function inspect(token) {
+  if (!selected) return;
+  if (replay.playing) haltReplay();
+  if (replay.number !== null && replay.number !== selected) seekReplay(selected);
+  chooseToken(token);
+  openTab('inspect');
 }
 
 function keepInWindow(node) {
@@ -416,6 +386,7 @@ function showDepth(depth) {
 const notesOf = (entry) => entry.chips.flatMap((chip) => { const lift = $('.lift', chip); return lift ? [{ lift, chip }] : []; });
 
 function stepKeys(event) {
+  if (panelInView === 'inspect') return; // the map is there too, and the replay's keys are others
   const count = run.entries?.length ?? 0;
   const moves = { ArrowLeft: Math.max(1, selected - 1), ArrowRight: Math.min(count, selected + 1), Home: 1, End: count };
   if (event.ctrlKey || event.metaKey || event.altKey) {
@@ -425,7 +396,7 @@ function stepKeys(event) {
   if (event.key in moves && count) select(moves[event.key]);
   else if (event.key === 'ArrowDown' && selected) moveCursor(cursor + 1);
   else if (event.key === 'ArrowUp' && selected) moveCursor(Math.max(0, cursor - 1));
-  else if (event.key === 'Enter') inspect();
+  else if (event.key === 'Enter') inspect(run.entries?.[selected - 1]?.chips[cursor]?._token);
   else if (event.key === 'Escape') { if (tip.hidden) select(0); else moveCursor(-1); }
   else if (DEPTHS[event.key - 1]) showDepth(DEPTHS[event.key - 1]);
   else return;
@@ -458,7 +429,7 @@ viewport.addEventListener('click', (event) => {
   const target = event.target.closest('.st, tr') ?? nearestStep(event);
   const entry = target?._entry;
   if (!entry) return;
-  if (entry.number === selected) inspect();
+  if (entry.number === selected) inspect(tokenUnder(event.target)?._token);
   else select(entry.number, { scroll: false });
 });
 
@@ -479,7 +450,10 @@ mapBox.addEventListener('pointerleave', () => hover(0));
 
 function scrub(event) {
   const number = stepAtX(event.clientX, run.entries.length);
-  if (number !== selected) select(number);
+  if (panelInView === 'inspect' && canReplay()) {
+    haltReplay();
+    if (number !== replayPosition() || replay.phase !== COMMIT) seekReplay(number);
+  } else if (number !== selected) select(number);
 }
 
 addPanel('watch', renderWatch);

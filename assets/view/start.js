@@ -4,8 +4,9 @@ const measured = new ResizeObserver(batched(() => {
   map.width = Math.floor(mapBox.clientWidth);
   map.svg = null;
   for (const chart of CHARTS) chart.width = Math.floor(chart.box.clientWidth);
-  if (!run.start || panelInView !== 'watch') return;
-  unsettled = run.entries.flatMap((entry) => notesOf(entry));
+  measureLens();
+  if (!run.start) return;
+  if (panelInView === 'watch') unsettled = run.entries.flatMap((entry) => notesOf(entry));
   render();
 }));
 
@@ -20,7 +21,7 @@ renderCard(null);
 renderFigures();
 renderLegend();
 showDepth(DEPTHS.includes(remembered.get('depth')) ? remembered.get('depth') : 'marks');
-for (const box of [mapBox, ...CHARTS.map((chart) => chart.box)]) measured.observe(box);
+for (const box of [mapBox, lens, ...CHARTS.map((chart) => chart.box)]) measured.observe(box);
 addEventListener('beforeprint', () => extendLedger(run.entries ?? []));
 openPanelOfAddress();
 watch('value', () => receive(props.value));

@@ -338,8 +338,10 @@ function clearLedger() {
   ledgerBox.replaceChildren(el('table', 'ledger', el('thead', '', head), ledgerRows));
 }
 
-function extendLedger(entries) {
+/** All rows there are, of which the first `count` are seen. */
+function extendLedger(entries, count = entries.length) {
   for (let i = ledgerRows.childElementCount; i < entries.length; i++) ledgerRows.append(ledgerRow(entries[i]));
+  for (const row of ledgerRows.children) row.hidden = row._entry.number > count;
 }
 
 function ledgerRow(entry) {

@@ -180,7 +180,7 @@ function term(key, text = WORDS[key].name) {
 const wordsOf = (node) => WORDS[node.dataset?.define] ?? FATE_WORDS[node.dataset?.define];
 
 function definition({ name, words, formula, numbers, more, unit }) {
-  const sums = numbers && run.counters ? [el('br'), el('b', '', numbers(run.counters))] : [];
+  const sums = numbers && countersShown() ? [el('br'), el('b', '', numbers(countersShown()))] : [];
   return [el('h4', '', name), el('p', '', words), ...(formula ? [el('p', 'formula', formula, ...sums)] : []),
     ...(more ? [el('p', '', more)] : []), el('p', 'foot', el('span', '', unit), el('span', '', el('kbd', '', 'Esc'), ' to close'))];
 }
@@ -257,7 +257,7 @@ function nameFigures() {
 }
 
 function renderFigures() {
-  const counters = run.counters ?? {};
+  const counters = countersShown() ?? {};
   for (const figure of FIGURES) {
     const { value, counts } = shown(figure);
     if (figure.split) [counters.draft_s, counters.verify_s, counters.other_s].forEach((part, i) => { figure.big.children[i].style.flexGrow = (part ?? 0) * 1000; }); // shares; under 1 in all they would not fill the bar

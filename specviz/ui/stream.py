@@ -7,8 +7,8 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     status      {"text", "fraction"}: what goes on before, between and after steps (loading, queued, plain run, done)
     start       RunStarted as JSON
     prefill     PrefillDone as JSON
-    steps       list of StepDone as JSON, each with "series": cumulative values after that step, for the live charts;
-                in a recorded run also with "counters", the counts of that moment
+    steps       list of StepDone as `steps.step_json` writes it, each with "series": cumulative values after that step,
+                for the live charts; in a recorded run also with "counters", the values of `counters` at that moment
     counters    all counts and rates so far (`Counters.to_json`)
     positions   {"conditional": [...], "unconditional": [...]}, with `finish`
     finish      RunFinished as JSON
@@ -31,6 +31,7 @@ from typing import Any
 from specviz.detokenize import visible_part
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
 from specviz.metrics import Baseline, Counters
+from specviz.ui.steps import short_floats, step_json
 from specviz.words import finish_sentence, progress_sentence, verdict
 
 __all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "cut_short", "recorded_delta", "stoppable"]
@@ -53,19 +54,24 @@ class DeltaEncoder:
         self.plain: Baseline | None = None
         self.plain_follows = False
         self._seq = -1
+        self._cache_len = 0
 
     def encode(self, events: Iterable[Event], **extra: Any) -> str:
         """One delta for these events; `extra` keys are put in as they are."""
         delta: dict[str, Any] = {"mode": self.mode}
         steps = []
         for event in events:
+            began_s = self.counters.decode_s
             self.counters.update(event)
             if isinstance(event, RunStarted):
                 self.started, delta["start"] = event, event_to_json(event)
             elif isinstance(event, PrefillDone):
                 delta["prefill"] = event_to_json(event)
+                self._cache_len = event.prompt_len - 1  # the last token of the prompt is fed by the first step
             elif isinstance(event, StepDone):
-                steps.append(event_to_json(event) | {"series": self._series()} | self._moment())
+                step = step_json(event, began_s, self._cache_len)
+                steps.append(step | {"series": self._series()} | self._moment())
+                self._cache_len = event.cache_len
             else:
                 self.finished, delta["finish"] = event, event_to_json(event)
         if steps:
@@ -114,7 +120,7 @@ class DeltaEncoder:
         }
 
     def _moment(self) -> dict[str, Any]:
-        return {"counters": self.counters.to_json()} if self.mode == "recorded" else {}
+        return {"counters": list(self.counters.to_json().values())} if self.mode == "recorded" else {}
 
     def _verdict(self) -> dict[str, Any]:
         if self.started is None:
@@ -124,7 +130,8 @@ class DeltaEncoder:
 
     def _pack(self, delta: dict[str, Any]) -> str:
         self._seq += 1
-        return json.dumps({"run": self.run_id, "seq": self._seq} | delta, separators=(",", ":"), allow_nan=False)
+        delta = short_floats({"run": self.run_id, "seq": self._seq} | delta)
+        return json.dumps(delta, separators=(",", ":"), allow_nan=False)
 
 
 def coalesce(encoder: DeltaEncoder, events: Iterable[Event], per_second: float = UPDATES_PER_S) -> Iterator[str]:
