@@ -124,7 +124,7 @@ def split_text(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int]) -> 
 
 
 def token_names(tokenizer: PreTrainedTokenizerFast) -> Callable[[int], str]:
-    """What to call single tokens by, apart from any text: their own text, else their label. Remembers what it was asked."""
+    """What to call single tokens by, apart from any text: their own text, else their label. Remembers its answers."""
     fresh = Detokenizer(tokenizer)
 
     @cache

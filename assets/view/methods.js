@@ -8,14 +8,15 @@ const wayTexts = new Map([...seen.querySelectorAll('.ways [data-method]')].map((
 let seenKey = '';
 let settleSeen = null;
 
+/** How much of a method a step shows: tokens kept, and better still a refusal after them. */
+const worth = ({ step }) => 2 * Math.min(step.num_accepted, 3) + step.drafted.some((token) => token.fate === 'rejected');
+
 /** The chosen step; until one is chosen the newest, and of a finished run one that shows what can happen. */
 function seenEntry() {
   const entries = run.entries ?? [];
   if (entries[selected - 1]) return entries[selected - 1];
   if (run.phase === 'running') return entries.at(-1);
-  const telling = (test) => entries.find(({ step }) => test(step));
-  return telling((step) => step.num_accepted >= 2 && step.drafted.some((token) => token.fate === 'rejected'))
-    ?? telling((step) => step.drafted.length > 0) ?? entries[0];
+  return entries.reduce((best, entry) => (worth(entry) >= worth(best) ? entry : best), entries[0]);
 }
 
 const drawMethodsSometimes = atMostEvery(400, () => showSeen());
@@ -49,7 +50,7 @@ function showWay({ step }, coverage) {
   seenPart('.summary').textContent = way ? $('dd', way).textContent : 'Another program drafts and checks. This page shows what it sends.';
   const work = step.target_work === 1 ? 'one pass' : `${fixed(step.target_work, 2)} passes`;
   const facts = [step.rows ? `${counted(step.emitted.length, 'token')} from ${work}` : counted(step.emitted.length, 'token')];
-  if (coverage != null && start.method !== 'plain') facts.push(`${percent(coverage)} of steps drafted${run.phase === 'running' ? ' so far' : ''}`);
+  if (coverage != null && step.num_drafted != null && start.method !== 'plain') facts.push(`${percent(coverage)} of steps drafted${run.phase === 'running' ? ' so far' : ''}`);
   seenPart('.facts').textContent = facts.join(' · ');
   for (const [name, node] of wayTexts) node.classList.toggle('on', name === start.method);
 }
@@ -104,7 +105,7 @@ function showAsked({ passed, from }) {
 function showPicker({ number }) {
   const count = run.entries.length;
   const place = seenPart('.place');
-  const hint = selected ? '' : run.phase === 'running' ? ' the newest' : ' an example: choose any other';
+  const hint = selected ? '' : run.phase === 'running' ? 'the newest' : 'as an example';
   place.replaceChildren(el('b', '', `Step ${number}`), ` of ${count}`, ...(hint ? [el('small', '', hint)] : []));
   seenPart('.prev').disabled = number <= 1;
   seenPart('.next').disabled = number >= count;

@@ -83,8 +83,8 @@ class CascadeDrafter:
             drafter.reset(prompt_ids, target)
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
-        """The note is the speaker's, with its name under "from" and under "passed", of those asked before it: name, tokens
-        that matched (0: nothing to offer), tokens that have to match."""
+        """The note is the speaker's, with its name under "from". Of those asked before it stand under "passed": name,
+        tokens that matched (0: nothing to offer), tokens that have to match."""
         passed: list[list[str | int]] = []
         for drafter in self._drafters:
             proposal = drafter.propose(context, max_tokens, rng)

@@ -173,7 +173,8 @@ class LookaheadDrafter:
         if new is None:  # the window was not in the pass: it only moves on
             self._columns = self._columns[len(outcome.token_ids) :]
         else:
-            outcome.proposal.note.data["answers"] = [self._name_of(token) for token in new]  # the note is read after this
+            # The note is read after this, and shows what the pass made of the window.
+            outcome.proposal.note.data["answers"] = [self._name_of(token) for token in new]
             for c, column in enumerate(self._columns):
                 if c == 0:
                     column.tokens[0] = self._root

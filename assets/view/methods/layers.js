@@ -9,7 +9,7 @@ function drawLayers(entry, { exit_layer: exit, num_layers: all }) {
   const px = (layers) => `${Math.round((LAYERS_PX * layers) / all)}px`;
   const columns = drafted.length + 1;
   const grid = el('div', 'layers');
-  grid.style.gridTemplate = `auto ${px(exit)} ${px(all - exit)} auto auto / auto repeat(${columns}, minmax(56px, 92px))`;
+  grid.style.gridTemplate = `auto ${px(exit)} ${px(all - exit)} auto auto / auto repeat(${columns}, minmax(44px, 92px))`;
   const put = (row, column, className, ...children) => {
     const node = el('span', className, ...children);
     node.style.gridArea = `${row} / ${column}`;
@@ -38,7 +38,7 @@ function drawLayers(entry, { exit_layer: exit, num_layers: all }) {
     finding: `The first ${exit} of ${all} layers guessed ${countInWords(drafted.length, 'token')}: ${fatesInWords(drafted)}.`,
     box: el('div', '', grid, drawingKey(
       ['draft', `${layerSpan(1, exit)}, one token at a time: the draft.`],
-      ['check', `${layerSpan(exit + 1, all)}, all ${inWords(columns)} at once: the check. It goes on from what the first layers left; only the last guess has to run through all.`],
+      ['check', `${layerSpan(exit + 1, all)}, all ${inWords(columns)} at once: the check, which goes on where the draft stopped. Only the last guess runs through the first layers here.`],
     ), el('p', 'note', `Together as much work as ${passes} of the target.`)),
   };
 }

@@ -83,7 +83,7 @@ function drawJacobi(entry, { num_start: numStart }) {
   });
   emitted.forEach((token, i) => grid.append(laneCell(4, i + 2, 'own', fatedWord(token, token.origin))));
   next.slice(0, drafted.length + 1 - emitted.length).forEach((token, i) => grid.append(laneCell(4, emitted.length + i + 2, 'again', word(token))));
-  const start = numStart ? ` ${asSentence(inWords(numStart))} of them ${numStart === 1 ? 'is' : 'are'} mere start values.` : '';
+  const start = !numStart ? '' : numStart >= drafted.length ? ' They are mere start values.' : ` The last ${numStart === 1 ? 'is a mere start value' : `${inWords(numStart)} are mere start values`}.`;
   const note = next.length ? 'What stands behind the target’s own word, in grey, is guessed in the next step.' : '';
   return {
     finding: `${asSentence(inWords(drafted.length))} places guessed at once: ${fatesInWords(drafted)}.${start}`,

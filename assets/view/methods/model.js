@@ -36,7 +36,7 @@ function agreement(q, p) {
 function modelNote(drafted) {
   const { draft, target } = run.start;
   const parts = [];
-  const size = (info) => `${info.name}${info.dtype ? `, ${info.dtype}` : ''}${info.num_bytes ? `, ${Math.round(info.num_bytes / 1e6)} MB` : ''}`;
+  const size = (info) => [info.name, info.quantization || info.dtype, info.num_bytes && `${Math.round(info.num_bytes / 1e6)} MB`].filter(Boolean).join(', ');
   if (draft) parts.push(`The draft is ${size(draft)}; the target ${size(target)}.`);
   if (isGreedy()) parts.push('Chances at temperature 1, for information: this greedy run asked only for the target’s first choice.');
   if (drafted.some((token) => token.overlap != null)) parts.push('Shared: how far the two agree over the whole vocabulary.');
