@@ -23,12 +23,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Detokenizer", "Piece", "StopScanner", "split_text", "visible_part", "visible_text"]
+__all__ = ["Detokenizer", "Piece", "StopScanner", "split_text", "token_names", "visible_part", "visible_text"]
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")  # the Rust parser takes a plus sign for a digit
@@ -120,6 +121,18 @@ def split_text(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int]) -> 
     if pieces:
         pieces[-1] = pieces[-1].plus(detokenizer.finish())
     return pieces
+
+
+def token_names(tokenizer: PreTrainedTokenizerFast) -> Callable[[int], str]:
+    """What to call single tokens by, apart from any text: their own text, else their label. Remembers its answers."""
+    fresh = Detokenizer(tokenizer)
+
+    @cache
+    def name(token_id: int) -> str:
+        piece = fresh.fork().push(token_id)
+        return piece.text or piece.label
+
+    return name
 
 
 class _PieceLike(Protocol):

@@ -6,6 +6,7 @@ They obey every invariant of a real run and need no model; metrics, trace and pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specviz.events import (
     DraftedToken,
@@ -20,7 +21,22 @@ from specviz.events import (
     TopToken,
 )
 
-__all__ = ["STREAMS", "attached", "chain", "early_exit", "hostile", "lookahead", "tree"]
+__all__ = [
+    "METHOD_STREAMS",
+    "STREAMS",
+    "attached",
+    "cascade",
+    "chain",
+    "copied",
+    "early_exit",
+    "feature",
+    "hostile",
+    "jacobi",
+    "lookahead",
+    "plain",
+    "table",
+    "tree",
+]
 
 PROMPT = "Why is the sky blue?"
 
@@ -116,6 +132,7 @@ def chain() -> list[Event]:
                 ],
                 [emitted(11, "The", "accepted"), emitted(12, " sky", "accepted"), emitted(20, " looks", "corrected")],
                 8,
+                note=DraftNote("model"),
             ),
             step(
                 2,
@@ -123,13 +140,15 @@ def chain() -> list[Event]:
                 [emitted(14, " blue", "accepted"), emitted(15, " because", "accepted"), emitted(16, " of", "bonus")],
                 11,
                 gamma=2,
+                note=DraftNote("model"),
             ),
-            step(3, [], [emitted(17, " air", "target")], 12, draft_s=0.0),
+            step(3, [], [emitted(17, " air", "target")], 12, draft_s=0.0, gamma=0),
             step(
                 4,
                 [drafted(18, ".", -1, "accepted"), drafted(2, "<|end|>", 0, "accepted", label="<|end|>")],
                 [emitted(18, ".", "accepted"), emitted(2, "<|end|>", "accepted", label="<|end|>", special=True)],
                 13,
+                note=DraftNote("model"),
             ),
         ],
         "eos",
@@ -138,6 +157,7 @@ def chain() -> list[Event]:
 
 def tree() -> list[Event]:
     """Medusa: two siblings refused before a third is kept, then its child is refused with an untried cousin."""
+    heads = {"num_heads": 2, "trained": True}
     return stream(
         started("medusa", draft=None, width=0, exactness="lossless", exactness_reason="Trees run at their own width."),
         [
@@ -154,7 +174,7 @@ def tree() -> list[Event]:
                 [emitted(31, " air", "accepted"), emitted(36, " splits", "corrected")],
                 7,
                 rows=7,
-                note=DraftNote("tree", "6 candidates on 2 levels", {"levels": [3, 3]}),
+                note=DraftNote("tree", "6 candidates on 2 levels", heads | {"levels": [3, 3]}),
             ),
             step(
                 2,
@@ -162,6 +182,7 @@ def tree() -> list[Event]:
                 [emitted(37, " sun", "accepted"), emitted(38, "light", "accepted"), emitted(39, ".", "bonus")],
                 10,
                 rows=3,
+                note=DraftNote("tree", "2 heads, one guess each", heads | {"levels": [1, 1]}),
             ),
         ],
     )
@@ -169,31 +190,50 @@ def tree() -> list[Event]:
 
 def lookahead() -> list[Event]:
     """Window and pool travel in the note; rows that were only scored are neither drafted nor counted."""
-    note = DraftNote(
-        "lookahead",
-        "2 guesses from the pool",
-        {
-            "window": [[40, 41, 42], [43, 44, 45]],
-            "window_texts": [[" a", " b", " c"], [" d", " e", " f"]],
-            "pool_hits": 2,
-            "pool_size": 9,
-        },
-    )
+    first = {
+        "window": [[10, 41, 42], [43, 44, 45]],
+        "window_texts": [["?", " b", " c"], [" d", " e", " f"]],
+        "pool_hits": 0,
+        "pool_size": 7,
+        "guesses": [],
+        "num_warm": 0,
+        "answers": [" e", " f", " g"],
+    }
+    second = {
+        "window": [[40, 44, 45], [44, 45, 46]],
+        "window_texts": [[" red", " e", " f"], [" e", " f", " g"]],
+        "pool_hits": 2,
+        "pool_size": 9,
+        "guesses": [[41, 42], [43, 45]],
+        "num_warm": 2,
+        "answers": [" and", " light", " sky"],
+    }
+    no_q = {"draft_prob": None, "overlap": None}
     return stream(
         started("lookahead", draft=None, width=0, exactness_reason="The window shares the pass."),
         [
-            step(1, [], [emitted(40, " red", "target")], 6, rows=7, note=note),
+            step(
+                1,
+                [],
+                [emitted(40, " red", "target")],
+                6,
+                rows=7,
+                note=DraftNote(
+                    "lookahead", "nothing in the pool begins with this token; the window is warming up", first
+                ),
+            ),
             step(
                 2,
                 [
-                    drafted(41, " and", -1, "accepted"),
-                    drafted(42, " blue", 0, "accepted"),
-                    drafted(43, " or", -1, "discarded"),
+                    drafted(41, " and", -1, "accepted", **no_q),
+                    drafted(42, " blue", 0, "accepted", **no_q),
+                    drafted(43, " or", -1, "discarded", **no_q),
+                    drafted(45, " f", 2, "discarded", **no_q),
                 ],
                 [emitted(41, " and", "accepted"), emitted(42, " blue", "accepted"), emitted(44, " light", "bonus")],
                 9,
                 rows=11,
-                note=note,
+                note=DraftNote("lookahead", "2 guesses from the pool", second),
             ),
         ],
     )
@@ -257,6 +297,139 @@ def hostile() -> list[Event]:
     return stream(started("draft-model", prompt="<b>${x}</b>", prompt_texts=tuple("<b>${x"[:6])), steps)
 
 
+RIVER = ("The", " river", " runs", " past", " the", " mill", ".", " The", " canal", " runs", " past")
+
+
+def _copy(index: int, texts: Sequence[str], source: int, match: int, **more: object) -> StepDone:
+    """A step that copied `texts` from place `source`: all kept but the last, which the target calls a canal."""
+    ids = [200 + source + i for i in range(len(texts))]
+    kept = [emitted(one, text, "accepted") for one, text in zip(ids[:-1], texts, strict=False)]
+    fates = ["accepted"] * (len(texts) - 1) + ["rejected"]
+    tokens = [drafted(*both, i - 1, fates[i], draft_prob=None) for i, both in enumerate(zip(ids, texts, strict=True))]
+    data = {"source_start": source, "source_end": source + len(texts), "match_len": match}
+    note = DraftNote("copied", f"Copied: {len(texts)} that followed the same {match} earlier in the text", data)
+    out = [*kept, emitted(99, " canal", "corrected")]
+    return step(index, tokens, out, 10 + index, note=note, **more)
+
+
+def copied() -> list[Event]:
+    """Prompt lookup: a span of the prompt, one of the answer, and a word that has not occurred before."""
+    start = started(
+        "prompt-lookup",
+        draft=None,
+        prompt="".join(RIVER),
+        prompt_ids=tuple(200 + i for i in range(len(RIVER))),
+        prompt_texts=RIVER,
+        exactness="exact",
+    )
+    silent = DraftNote("copied", "the last token has not occurred before")
+    return stream(
+        start,
+        [
+            _copy(1, [" the", " mill", "."], 4, 2),
+            step(2, [], [emitted(98, "\n", "target")], 14, note=silent, draft_s=0.0),
+            step(3, [], [emitted(204, " the", "target")], 15, note=silent, draft_s=0.0),
+            _copy(4, [" mill", " canal"], 12, 1),
+        ],
+    )
+
+
+def table() -> list[Event]:
+    """N-gram table: three look-ups behind two, three and one token; the last one is refused."""
+    data = {
+        "match_len": 2,
+        "context_ids": [9, 10],
+        "count": 34,
+        "total": 51,
+        "match_lens": [2, 3, 1],
+        "counts": [34, 5, 1],
+        "totals": [51, 5, 8],
+    }
+    note = DraftNote("table", "after the same 2 tokens the corpus went on like this 34 of 51 times", data)
+    tokens = [
+        drafted(11, " The", -1, "accepted", draft_prob=34 / 51),
+        drafted(12, " sky", 0, "accepted", draft_prob=1.0),
+        drafted(13, " was", 1, "rejected", draft_prob=0.125),
+    ]
+    out = [emitted(11, " The", "accepted"), emitted(12, " sky", "accepted"), emitted(14, " is", "corrected")]
+    return stream(started("ngram-table", draft=None), [step(1, tokens, out, 8, note=note)])
+
+
+def jacobi() -> list[Event]:
+    """Jacobi: start values refused, then guesses of the last pass with one start value behind them."""
+    no_q = {"draft_prob": None}
+    start, mixed = {"window": [[5, 6]], "num_start": 2}, {"window": [[11, 15]], "num_start": 1}
+    return stream(
+        started("jacobi", draft=None),
+        [
+            step(
+                1,
+                [drafted(5, "Why", -1, "rejected", **no_q), drafted(6, " is", 0, "discarded", **no_q)],
+                [emitted(10, "The", "corrected")],
+                6,
+                note=DraftNote("lookahead", "0 guesses of the last pass, 2 start values", start),
+            ),
+            step(
+                2,
+                [drafted(11, " sky", -1, "accepted", **no_q), drafted(15, " is", 0, "rejected", **no_q)],
+                [emitted(11, " sky", "accepted"), emitted(12, " looks", "corrected")],
+                8,
+                note=DraftNote("lookahead", "1 guesses of the last pass, 1 start values", mixed),
+            ),
+        ],
+    )
+
+
+def feature() -> list[Event]:
+    """A feature head that grew a tree, with the layers that it reads."""
+    note = DraftNote("tree", "3 candidates on 2 levels", {"levels": [2, 1], "taps": [1, 2]})
+    tokens = [
+        drafted(11, "The", -1, "accepted"),
+        drafted(12, "Blue", -1, "discarded"),
+        drafted(13, " sky", 0, "accepted"),
+    ]
+    out = [emitted(11, "The", "accepted"), emitted(13, " sky", "accepted"), emitted(14, " is", "bonus")]
+    return stream(started("feature", width=0), [step(1, tokens, out, 8, rows=4, note=note)])
+
+
+def cascade() -> list[Event]:
+    """A cascade: lookup has too short a match and a feature head speaks, lookup speaks, nobody speaks."""
+    _, _, second, _ = feature()
+    assert isinstance(second, StepDone) and second.note
+    weak = {**second.note.data, "from": "feature", "passed": [["prompt-lookup", 1, 3]]}
+    strong = {"source_start": 2, "source_end": 3, "match_len": 1, "from": "prompt-lookup", "passed": []}
+    none = {"from": None, "passed": [["prompt-lookup", 0, 3], ["feature", 0, 0]]}
+    words = "prompt-lookup: Copied: 1 that followed the same 1 earlier in the text"
+    word = drafted(7, " the", -1, "accepted", draft_prob=None)
+    return stream(
+        started("cascade", width=0),
+        [
+            replace(second, note=DraftNote("tree", f"feature: {second.note.text}", weak)),
+            step(
+                2,
+                [word],
+                [emitted(7, " the", "accepted"), emitted(8, " sky", "bonus")],
+                10,
+                note=DraftNote("copied", words, strong),
+            ),
+            step(
+                3,
+                [],
+                [emitted(9, " blue", "target")],
+                11,
+                note=DraftNote("cascade", "no drafter had anything to offer", none),
+            ),
+        ],
+    )
+
+
+def plain() -> list[Event]:
+    """No drafts: a pass for every token."""
+    texts = ("The", " sky", " is", " blue")
+    steps = [step(i, [], [emitted(10 + i, text, "target")], 5 + i, rows=1, gamma=0) for i, text in enumerate(texts, 1)]
+    return stream(started("plain", draft=None, gamma=0, width=0), steps)
+
+
 STREAMS = {
     "chain": chain,
     "tree": tree,
@@ -265,3 +438,13 @@ STREAMS = {
     "attached": attached,
     "hostile": hostile,
 }
+
+METHOD_STREAMS = {
+    "copied": copied,
+    "table": table,
+    "jacobi": jacobi,
+    "feature": feature,
+    "cascade": cascade,
+    "plain": plain,
+}
+"""Runs of further methods, for the page that draws each in its own way."""

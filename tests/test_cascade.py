@@ -72,7 +72,7 @@ def test_the_first_with_something_to_offer_speaks_alone():
     made.reset([5])
     proposal = ask(made, [5])
     assert proposal.token_ids.tolist() == [1, 2]
-    assert proposal.note.data == {"from": "first"}
+    assert proposal.note.data == {"from": "first", "passed": [["silent", 0, 0]]}
     outcome = Outcome(proposal, Verdict((0,), 9, "corrected"), (0,), (1, 9))
     made.observe(outcome)
     assert made.num_bytes == 21
@@ -86,7 +86,7 @@ def test_nobody_has_anything():
     made = CascadeDrafter([Named("a", []), Named("b", [])])
     proposal = ask(made, [5])
     assert len(proposal) == 0
-    assert proposal.note.data == {"from": None}
+    assert proposal.note.data == {"from": None, "passed": [["a", 0, 0], ["b", 0, 0]]}
 
 
 def test_prompt_lookup_comes_first_and_its_note_stays():
@@ -94,17 +94,19 @@ def test_prompt_lookup_comes_first_and_its_note_stays():
     proposal = ask(cascade(ids, [7, 8, 2]), ids, 1)
     assert proposal.token_ids.tolist() == [1]
     assert proposal.note.kind == "copied"
-    assert proposal.note.data == {"source_start": 2, "source_end": 3, "match_len": 2, "from": "prompt-lookup"}
+    copied = {"source_start": 2, "source_end": 3, "match_len": 2}
+    assert proposal.note.data == copied | {"from": "prompt-lookup", "passed": []}
     assert proposal.note.text.startswith("prompt-lookup: ")
 
 
 def test_the_table_speaks_where_lookup_has_nothing_or_too_short_a_match():
-    for ids in ([5, 7, 8], [8, 1, 7, 8]):
+    for ids, found in (([5, 7, 8], 0), ([8, 1, 7, 8], 1)):
         proposal = ask(cascade(ids, [7, 8, 2]), ids, 1)
         assert proposal.token_ids.tolist() == [2]
         assert proposal.note.kind == "table"
         assert proposal.note.data["from"] == "ngram-table"
         assert proposal.note.data["match_len"] == 2
+        assert proposal.note.data["passed"] == [["prompt-lookup", found, 2]]
     assert ask(cascade([8, 1, 7, 8], [7, 8, 2], min_match=1), [8, 1, 7, 8], 1).token_ids.tolist() == [1]
 
 

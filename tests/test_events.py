@@ -57,4 +57,4 @@ def test_missing_and_wrong_containers_are_refused() -> None:
 def test_a_whole_number_is_a_legal_float_and_defaults_are_left_out() -> None:
     step = _step() | {"draft_s": 1}
     assert event_from_json(step).draft_s == 1.0
-    assert "note" not in _step()
+    assert _step()["note"] == {"kind": "model"}

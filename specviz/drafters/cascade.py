@@ -83,14 +83,20 @@ class CascadeDrafter:
             drafter.reset(prompt_ids, target)
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        """The note is the speaker's, with its name under "from". Of those asked before it stand under "passed": name,
+        tokens that matched (0: nothing to offer), tokens that have to match."""
+        passed: list[list[str | int]] = []
         for drafter in self._drafters:
             proposal = drafter.propose(context, max_tokens, rng)
             note = proposal.note
-            weak = int(note.data.get("match_len", 0)) < self._min_match.get(drafter.name, 0)
-            if len(proposal) and not weak:
+            found, needed = int(note.data.get("match_len", 0)), self._min_match.get(drafter.name, 0)
+            if len(proposal) and found >= needed:
                 text = f"{drafter.name}: {note.text}" if note.text else drafter.name
-                return replace(proposal, note=DraftNote(note.kind, text, {**note.data, "from": drafter.name}))
-        return Proposal.empty(DraftNote("cascade", "no drafter had anything to offer", {"from": None}))
+                data = {**note.data, "from": drafter.name, "passed": passed}
+                return replace(proposal, note=DraftNote(note.kind, text, data))
+            passed.append([drafter.name, found, needed])
+        data = {"from": None, "passed": passed}
+        return Proposal.empty(DraftNote("cascade", "no drafter had anything to offer", data))
 
     def observe(self, outcome: Outcome) -> None:
         for drafter in self._drafters:

@@ -182,7 +182,7 @@ class FeatureDrafter:
             x = self._parts.enter(self._decoder.embed(self._ids([token])), state[None])
             ahead = len(drafted) - 1
             state = self._pass(x, [self._read + ahead], ahead, None)[0]
-        note = _note([1] * len(drafted))
+        note = self._note([1] * len(drafted))
         return Proposal.chain(drafted, torch.stack(probs) if probs else None, confidence, note)
 
     def _branches(self, context: DraftContext, tree: Tree) -> Proposal:
@@ -209,7 +209,7 @@ class FeatureDrafter:
             if not level:
                 break
             behind = self._read_level(level, depth, tokens, parents, states)
-        return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), _note(tree.levels()))
+        return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), self._note(tree.levels()))
 
     def _grow(self, context: DraftContext, max_depth: int, tree: GrowingTree) -> Proposal:
         """A tree that follows the head's own probabilities. A path's is the product along it, so a chosen candidate's
@@ -257,7 +257,7 @@ class FeatureDrafter:
             None,
             (),
             tuple(sure[node] for node in chosen),
-            _note(levels),
+            self._note(levels),
         )
 
     def _read_level(
@@ -321,10 +321,10 @@ class FeatureDrafter:
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), device=self._decoder.device)
 
-
-def _note(levels: list[int]) -> DraftNote:
-    if sum(levels) == len(levels):
-        words = f"{len(levels)} {'token' if len(levels) == 1 else 'tokens'} in a row"
-    else:
-        words = f"{sum(levels)} candidates on {len(levels)} {'level' if len(levels) == 1 else 'levels'}"
-    return DraftNote("tree", words, {"levels": levels})
+    def _note(self, levels: list[int]) -> DraftNote:
+        """levels: candidates on each. taps: after which of the target's layers the head reads, besides the last."""
+        if sum(levels) == len(levels):
+            words = f"{len(levels)} {'token' if len(levels) == 1 else 'tokens'} in a row"
+        else:
+            words = f"{sum(levels)} candidates on {len(levels)} {'level' if len(levels) == 1 else 'levels'}"
+        return DraftNote("tree", words, {"levels": levels, "taps": list(self.taps)})

@@ -7,7 +7,7 @@ arXiv 2402.02057, section 3. Jacobi decoding: Santilli et al. (2023), arXiv 2305
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,13 +108,24 @@ class LookaheadDrafter:
     needs = frozenset({Need.TREE})
     num_bytes = 0
 
-    def __init__(self, *, window: int, ngram: int, guesses: int, pool: str, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        window: int,
+        ngram: int,
+        guesses: int,
+        pool: str,
+        max_new_tokens: int,
+        name_of: Callable[[int], str] = str,
+    ) -> None:
         """
         Args:
             window: W >= 1. ngram: N >= 2. guesses: most guesses of one step, and per key of the pool.
             pool: "text": the n-grams of prompt and answer feed the pool as well; "window": only the window does.
             max_new_tokens: of the run: columns that would reach behind its end are left out.
+            name_of: what the page calls a token by.
         """
+        self._name_of = name_of
         self._width, self._n = window, ngram
         self._reads_text = pool == "text"
         self._max_new_tokens = max_new_tokens
@@ -162,6 +173,8 @@ class LookaheadDrafter:
         if new is None:  # the window was not in the pass: it only moves on
             self._columns = self._columns[len(outcome.token_ids) :]
         else:
+            # The note is read after this, and shows what the pass made of the window.
+            outcome.proposal.note.data["answers"] = [self._name_of(token) for token in new]
             for c, column in enumerate(self._columns):
                 if c == 0:
                     column.tokens[0] = self._root
@@ -210,7 +223,8 @@ class LookaheadDrafter:
                 self.pool.add(self._recent)
 
     def _note(self, guesses: Sequence[Sequence[int]]) -> DraftNote:
-        """window: rows of ids, row 0 with the last committed token. num_warm: columns that feed the pool this step."""
+        """window: rows of ids, row 0 with the last committed token; window_texts: their names. num_warm: columns that
+        feed the pool this step, from the left. `observe` adds answers: what the target says behind each column."""
         rows = [[column.tokens[r] for column in self._columns] for r in range(self._n - 1)]
         if self._columns:
             rows[0][0] = self._root
@@ -223,6 +237,7 @@ class LookaheadDrafter:
             text += "; the window is warming up"
         data = {
             "window": rows,
+            "window_texts": [[self._name_of(token) for token in row] for row in rows],
             "pool_hits": count,
             "pool_size": self.pool.size,
             "guesses": [list(guess) for guess in guesses],

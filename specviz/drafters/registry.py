@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specviz.config import RunConfig
+from specviz.detokenize import token_names
 from specviz.drafters.base import Drafter, Need
 from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, CascadeDrafter
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
@@ -122,7 +123,8 @@ def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
 
 
 def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
-    return LookaheadDrafter(**config.options, max_new_tokens=config.max_new_tokens), None
+    name_of = token_names(loaded.tokenizer)
+    return LookaheadDrafter(**config.options, max_new_tokens=config.max_new_tokens, name_of=name_of), None
 
 
 def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:

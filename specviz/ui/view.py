@@ -9,16 +9,21 @@ may ever enter one; it travels in the component's value as JSON and reaches the 
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 import gradio as gr
+
+from specviz.drafters.registry import METHODS
 
 __all__ = ["PANELS", "VIEW_CSS", "make_view"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = (
     *("dom", "strip", "detail", "charts", "panels", "words", "replay", "main", "stripfile", "share"),
-    *("stepwords", "odds", "stepcost", "inspect", "race", "methods", "start"),
+    *("stepwords", "odds", "stepcost", "inspect", "race"),
+    *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/lookahead", "methods/layers"),
+    *("methods/model", "methods/alone", "methods", "start"),
 )
 """In this order they are the body of one function, so each may use what stands before it."""
 PANELS = ("watch", "inspect", "race", "methods")
@@ -34,13 +39,23 @@ def _panel(name: str) -> str:
     return f'<div class="panel" data-panel="{name}"{hidden}>\n{_read(f"view/{name}.html")}</div>'
 
 
+def _ways() -> str:
+    """Every method with its sentence, for the panel "methods"; its script takes a run's title and summary from here."""
+    return "\n".join(
+        f'<div data-method="{way.name}"><dt>{escape(way.title)}</dt><dd>{escape(way.summary)}</dd></div>'
+        for way in METHODS.values()
+    )
+
+
 VIEW_CSS = _read("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
 _TEMPLATE = "<style>{rules}</style>\n{markup}".format(
     rules=_read("tokens.css") + _read("view.css") + "".join(_read(f"view/{name}.css") for name in PANELS[1:]),
-    markup=_read("view/view.html").replace("<!-- panels -->", "\n".join(map(_panel, PANELS))),
+    markup=_read("view/view.html")
+    .replace("<!-- panels -->", "\n".join(map(_panel, PANELS)))
+    .replace("<!-- ways -->", _ways()),
 )
 _SCRIPT = "\n".join(_read(f"view/{name}.js") for name in _SCRIPTS)
 
