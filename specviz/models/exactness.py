@@ -118,7 +118,7 @@ def time_passes(
     """Seconds of passes behind `context` random tokens, measured in turns so that a slow moment hits all of them.
 
     Yields:
-        After every turn the same growing lists, one a number of rows; empty ones for the first two turns, which warm up.
+        After every turn the same growing lists, one a number of rows; empty for the first two turns, which warm up.
     """
     ids = torch.randint(vocab_size, (context + max(rows),), generator=torch.Generator().manual_seed(1)).tolist()
     session = Session(model, capacity=context + max(rows))
