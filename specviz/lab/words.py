@@ -88,8 +88,8 @@ def _passes(finding: Finding) -> tuple[str, str]:
     size, rate = facts["weights_bytes"] / 1e6, facts["bandwidth_bytes_per_s"] / 1e9
     rest = (
         f"Memory was read at {rate:.0f} GB/s, so reading the {size:,.0f} MB of weights once takes "
-        f"{1000 * facts['floor_s']:.1f} ms: no one-row pass can be faster. Measured: {1000 * rows[0]['pass_s']:.1f} ms, "
-        f"{100 * part:.0f} % of that roofline"
+        f"{1000 * facts['floor_s']:.1f} ms: no one-row pass can be faster. Measured: "
+        f"{1000 * rows[0]['pass_s']:.1f} ms, {100 * part:.0f} % of that roofline"
     )
     why = "." if part >= ROOFLINE_NEAR else "; the rest goes into small operations and calls between them."
     return headline, rest + why

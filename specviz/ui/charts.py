@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from specviz.events import Event, StepDone
 from specviz.metrics import Baseline, Counters, fold
 
-__all__ = ["CHART_CSS", "Summary", "summarize"]
+__all__ = ["CHART_CSS", "Summary", "bare_figure", "summarize"]
 
 _ACCEPTED = "#14917A"
 _DRAFT, _VERIFY, _OTHER, _PLAIN = "#7D90BF", "#5470B5", "#9A9AA5", "#8C8C98"
@@ -78,7 +78,7 @@ def _kept(histogram: Sequence[int]) -> go.Figure:
         hovertemplate="%{y} steps kept %{x}<extra></extra>",
         **_bar_style(),
     )
-    figure = _figure([bars], max(counts, default=1) * 1.15)
+    figure = bare_figure([bars], max(counts, default=1) * 1.15)
     figure.update_xaxes(dtick=1, title_text="drafted tokens kept")
     figure.update_yaxes(showticklabels=False, showgrid=False)
     return figure
@@ -103,7 +103,7 @@ def _places(counters: Counters) -> go.Figure:
         hovertemplate="place %{x}: %{y:.2f}<br>%{customdata[0]} of %{customdata[1]} tested<extra></extra>",
         **_bar_style(),
     )
-    figure = _figure([bars], 1.12)
+    figure = bare_figure([bars], 1.12)
     for place, rate in enumerate(rates if len(rates) <= 8 else (), 1):  # beside the interval, and over a bar of 0 too
         figure.add_annotation(
             x=place, y=rate, text=f"{rate:.2f}", showarrow=False, xanchor="left", xshift=3, yanchor="bottom",
@@ -121,7 +121,7 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
         ("check", [1000 * step.verify_s for step in steps], _VERIFY),
         ("other", [1000 * step.other_s for step in steps], _OTHER),
     ]
-    figure = _figure([_line(x, y, name, colour) for name, y, colour in series], None)
+    figure = bare_figure([_line(x, y, name, colour) for name, y, colour in series], None)
     ends = [(name, sum(y) / len(y)) for name, y, _ in series if y]  # means: they add up to the step of the caption
     if plain is not None and plain.s_per_token is not None and x:
         level = 1000 * plain.s_per_token
@@ -144,8 +144,12 @@ def _line(x: Sequence[float], y: Sequence[float], name: str, colour: str, dash: 
     return go.Scatter(x=list(x), y=list(y), mode="lines", line=line, hovertemplate=hover)
 
 
-def _figure(traces: list[go.Bar] | list[go.Scatter], top: float | None) -> go.Figure:
-    figure = go.Figure(traces)
+def bare_figure(traces: Sequence[go.Bar | go.Scatter | go.Heatmap], top: float | None) -> go.Figure:
+    """A figure of the house: no frame, no legend, few lines, a ground that lets the page through.
+
+    top: of the vertical axis, which begins at 0; None leaves it to the data.
+    """
+    figure = go.Figure(list(traces))
     figure.update_layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",
