@@ -441,7 +441,8 @@ def test_what_ships_is_whole_and_is_never_shown_as_measured_here() -> None:
     for finding in recorded.values():
         assert finding.is_whole
         where = measured_where(finding, recorded=True)
-        assert where.startswith(f"Recorded on {finding.about['date'][:10]} on another machine")
+        assert where.startswith(f"Recorded on {finding.about['date'][:10]} ({finding.about['machine']}, ")
+        assert "not measured here" in where
         assert all(answer(finding))
     assert measured_where(gamma_finding(), recorded=False).startswith("Measured here: Tiny")
 

@@ -33,7 +33,7 @@ def measured_where(finding: Finding, *, recorded: bool) -> str:
     threads = "1 thread" if about["threads"] == 1 else f"{about['threads']} threads"
     what = f"{about['title']}, {about['dtype']}, {about['method_title']}"
     if recorded:
-        return f"Recorded on {about['date'][:10]} on another machine ({about['machine']}, {threads}): {what}."
+        return f"Recorded on {about['date'][:10]} ({about['machine']}, {threads}), not measured here: {what}."
     unfinished = "" if finding.is_whole else " Not measured to the end."
     return f"Measured here: {what}, {threads}.{unfinished}"
 

@@ -19,7 +19,7 @@ from specviz.ui.charts import bare_figure
 __all__ = ["LAB_CSS", "NUM_FIGURES", "figures"]
 
 _INK, _GREY, _YOU = "#7A7A85", "#8C8C98", "#5B84E0"
-_SERIES = ("#5470B5", "#7D90BF", "#9A9AA5", "#B4B4BE")
+_TIMES = ("#5470B5", "#7D90BF", "#9A9AA5")
 _BANDS = (1.0, 1.25, 1.5, 2.0, 3.0)
 _SHADES = ("rgba(130,133,154,0)", *(f"rgba(130,133,154,{alpha})" for alpha in (0.16, 0.32, 0.5, 0.72, 0.95)))
 """Grey-blue over whatever the ground is: darker for faster on white, lighter for faster on black."""
@@ -44,8 +44,6 @@ LAB_CSS = """
   fill: var(--sv-you) !important; stroke: var(--sv-bg) !important;
 }
 .lab .gamma .curve .trace:nth-child(4) .errorbars path { stroke: var(--sv-you) !important; }
-.lab .memory .trace path.js-fill { fill-opacity: .55 !important; }
-.lab .memory .trace path.js-line, .lab .memory .fills path { stroke-width: 1px !important; }
 .lab .length .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
 .lab .length .trace:nth-child(3) path.js-line { stroke: var(--sv-draft-time) !important; }
 .lab .bars .point path { fill: var(--sv-fast-4) !important; fill-opacity: 1 !important; stroke: none !important; }
@@ -89,12 +87,12 @@ def _curve(finding: Finding) -> go.Figure | None:
     _label(figure, best["gamma"], best["speed_up_high"] or best["speed_up"],
            f"<b>{best['speed_up']:.2f}× at γ {best['gamma']}</b>", yshift=14)  # fmt: skip
     if mine and mine[0] is not best and mine[0]["speed_up"] is not None:
-        _label(figure, chosen, mine[0]["speed_up_high"] or mine[0]["speed_up"],
-               f"yours: {mine[0]['speed_up']:.2f}×", yshift=14)  # fmt: skip
-    _label(figure, top + 0.35, 1, "below this line: slower than plain", xanchor="right", yshift=-11)
+        _label(figure, chosen, mine[0]["speed_up_high"] or mine[0]["speed_up"], f"yours: {mine[0]['speed_up']:.2f}×",
+               yshift=14, xanchor="right" if chosen == top else "center")  # fmt: skip
+    _label(figure, -0.3, 0, "below the dashed line: slower than plain", xanchor="left", yshift=11)
     if drawn:
-        x, y = drawn[len(drawn) // 2]
-        _label(figure, x, y, "theory S(γ), not fitted", yshift=-16)
+        lowest = min(drawn[-1][1], mine[-1]["speed_up"] if mine and chosen == top else drawn[-1][1])
+        _label(figure, top, lowest, "theory S(γ)", yshift=-18, xanchor="right")
     figure.update_xaxes(range=[-0.4, top + 0.4], dtick=1 if top < 10 else 2, title_text="γ, tokens drafted per step")
     figure.update_yaxes(ticksuffix="×", nticks=5)
     figure.update_layout(height=290, margin_t=26)
@@ -168,10 +166,12 @@ def _surface(finding: Finding) -> go.Figure | None:
         _label(figure, ALPHAS[first], best[first], "best γ", xanchor="right", xshift=-5)
     if pays and pays[-1][0] > 0.25:
         _label(figure, pays[-1][0] / 2, 0.7 * gammas[-1], "slower than plain")
+    labelled = -1.0
     for edge in _BANDS[1:]:
         at = next((alpha for alpha, s in zip(ALPHAS, grid[-1], strict=True) if s > edge), None)
-        if at is not None and at < 0.97:
-            _label(figure, at, gammas[-1] + 0.5, f"{edge:g}×", yshift=8, xanchor="left")
+        if at is not None and at - labelled > 0.08:
+            _label(figure, at, gammas[-1] + 0.5, f"{edge:g}×", yshift=9)
+            labelled = at
     figure.update_xaxes(range=[0, 1], tickvals=[0, 0.25, 0.5, 0.75, 1], title_text="α, per-token acceptance")
     figure.update_yaxes(range=[-0.5, gammas[-1] + 0.5], dtick=2, showgrid=False, zeroline=False)
     figure.update_layout(height=290, margin_t=26)
@@ -186,7 +186,8 @@ def _passes(finding: Finding) -> list[go.Figure | None]:
             _line([x[0], x[-1]], [1, 1], "one row", _GREY, dash="5px,4px"),
             go.Scatter(
                 x=x, y=[row["v"] for row in rows], mode="lines+markers", cliponaxis=False,
-                line={"color": _INK, "width": 2}, marker={"size": 8, "color": _INK},
+                line={"color": _INK, "width": 2},
+                marker={"size": 8, "color": _INK, "line": {"color": _INK, "width": 2}},
                 customdata=[1000 * row["pass_s"] for row in rows],
                 hovertemplate="%{x} rows: %{y:.2f} of one row, %{customdata:.1f} ms<extra></extra>",
             ),
@@ -204,19 +205,20 @@ def _passes(finding: Finding) -> list[go.Figure | None]:
 
 def _memory(finding: Finding) -> list[go.Figure | None]:
     parts = (
-        ("target_bytes", "target"), ("target_cache_bytes", "its cache"), ("draft_bytes", "draft"),
-        ("draft_cache_bytes", "its cache"),
+        ("target_bytes", "target", 0.75), ("target_cache_bytes", "target’s cache", 0.45),
+        ("draft_bytes", "draft", 0.28), ("draft_cache_bytes", "draft’s cache", 0.14),
     )  # fmt: skip
     x = [row["context"] for row in finding.rows]
     last, height = finding.rows[-1], 0.0
     traces, labels = [], []
-    for (key, name), colour in zip(parts, _SERIES, strict=True):
+    for key, name, shade in parts:
         if not last[key]:
             continue
         y = [row[key] / 1e6 for row in finding.rows]
         traces.append(
             go.Scatter(
-                x=x, y=y, stackgroup="memory", mode="lines", line={"color": colour, "width": 1},
+                x=x, y=y, stackgroup="memory", mode="lines", line={"color": _INK, "width": 1},
+                fillcolor=f"rgba(130,133,154,{shade})",
                 hovertemplate=f"{name} at %{{x}} tokens: %{{y:.1f}} MB<extra></extra>",
             )
         )  # fmt: skip
@@ -229,7 +231,7 @@ def _memory(finding: Finding) -> list[go.Figure | None]:
         figure.add_annotation(x=1.01, xref="paper", xanchor="left", y=place, text=text, showarrow=False, font_size=13)
     figure.update_xaxes(title_text="tokens of context", nticks=5)
     figure.update_yaxes(ticksuffix=" MB", nticks=5)
-    figure.update_layout(margin_r=120, margin_l=62)
+    figure.update_layout(margin_r=150, margin_l=62)
     return [figure]
 
 
@@ -259,8 +261,8 @@ def _precision(finding: Finding) -> list[go.Figure | None]:
 
 def _length(finding: Finding) -> list[go.Figure | None]:
     rows = finding.rows
-    lines = (("target", "plain token", _SERIES[0]), ("check", f"check of {finding.facts['rows']}", _SERIES[1]),
-             ("draft", "drafted token", _SERIES[2]))  # fmt: skip
+    lines = (("target", "plain token", _TIMES[0]), ("check", f"check of {finding.facts['rows']}", _TIMES[1]),
+             ("draft", "drafted token", _TIMES[2]))  # fmt: skip
     traces, labels = [], []
     for key, name, colour in lines:
         mine = [row for row in rows if row.get(f"{key}_s") is not None]
