@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch, train, bench, sweep.
+"""The command line: run, methods, fetch, train, bench, sweep, lab.
 
 Results go to standard output, all else to standard error.
 """
@@ -29,6 +29,7 @@ from specviz.config import (
 )
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
+from specviz.lab.command import add_lab_command
 from specviz.metrics import Baseline, Counters, fold, summary
 from specviz.models.chat import clean_text
 from specviz.trace import plain_lines, write_events
@@ -182,6 +183,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     add_train_command(commands, lambda: _Progress(sys.stderr))
     add_bench_command(commands, lambda: _Progress(sys.stderr))
     add_sweep_command(commands, lambda: _Progress(sys.stderr))
+    add_lab_command(commands, lambda: _Progress(sys.stderr))
     return parser
 
 

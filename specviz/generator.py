@@ -46,7 +46,7 @@ from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
 from specviz.verify import verify_greedy, verify_likely, verify_sampling
 
-__all__ = ["SpeculativeGenerator", "command_line"]
+__all__ = ["SpeculativeGenerator", "command_line", "open_session"]
 
 _PLAIN: dict[str, Any] = {
     "method": "plain",
@@ -224,6 +224,13 @@ class SpeculativeGenerator:
         return width, word if report.passed else "lossless", report.sentence
 
 
+def open_session(loaded: LoadedPair, drafter: Drafter, capacity: int, width: int = 0) -> Session:
+    """A session of the target that hands out what the drafter needs."""
+    taps: Sequence[int] | None = getattr(drafter, "taps", None) if Need.STATES in drafter.needs else None
+    hidden = Need.HIDDEN in drafter.needs
+    return Session(loaded.target, capacity=capacity, width=width, keep_hidden=hidden, taps=taps)
+
+
 @dataclass(slots=True)
 class _Clock:
     """Seconds of a step's three parts. Model passes end in a wait for the device, so that none is charged elsewhere."""
@@ -263,10 +270,7 @@ class _Run:
         self.context = list(started.prompt_ids)
         self.rng = uniform_generator(config.sampling.seed or 0)
         self.length = length
-        hidden = Need.HIDDEN in drafter.needs
-        taps: Sequence[int] | None = getattr(drafter, "taps", None) if Need.STATES in drafter.needs else None
-        capacity = len(self.context) + limit
-        self.session = Session(loaded.target, capacity=capacity, width=started.width, keep_hidden=hidden, taps=taps)
+        self.session = open_session(loaded, drafter, len(self.context) + limit, started.width)
         self.detokenizer = Detokenizer(loaded.tokenizer)
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []

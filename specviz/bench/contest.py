@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from specviz.config import RunConfig
 from specviz.errors import ConfigError
-from specviz.events import PrefillDone, RunFinished, StepDone
+from specviz.events import Event, PrefillDone, RunFinished, StepDone
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Counters
 
@@ -48,14 +48,19 @@ class Contestant:
     run: Callable[[Sequence[int], int], Result]
 
 
-def specviz_method(engine: SpeculativeGenerator, config: RunConfig, name: str | None = None) -> Contestant:
-    """One of specviz's methods under these settings."""
+def specviz_method(
+    engine: SpeculativeGenerator,
+    config: RunConfig,
+    name: str | None = None,
+    through: Callable[[Iterator[Event]], Iterator[Event]] = iter,
+) -> Contestant:
+    """One of specviz's methods under these settings. through: what its events pass, so that a run can be broken off."""
 
     def run(ids: Sequence[int], limit: int) -> Result:
         counters = Counters()
         first_s = prefill_s = 0.0
         num_first = 0
-        for event in engine.stream(ids, replace(config, max_new_tokens=limit)):
+        for event in through(engine.stream(ids, replace(config, max_new_tokens=limit))):
             counters.update(event)
             if isinstance(event, PrefillDone):
                 prefill_s = event.prefill_s

@@ -42,16 +42,16 @@ def measure_passes(engine: SpeculativeGenerator) -> PassCosts:
     """Passes of the target on a context of 100 tokens, and the memory floor beneath them."""
     loaded = engine.loaded
     seconds = dict(zip(ROWS, pass_seconds(loaded.target, ROWS, loaded.vocab_size), strict=True))
-    bandwidth = memory_bandwidth()
+    bandwidth = memory_bandwidth(device=loaded.device)
     return PassCosts(seconds, bandwidth, loaded.target_info.num_bytes / bandwidth)
 
 
-def memory_bandwidth(megabytes: int = 256, repeat: int = 7) -> float:
+def memory_bandwidth(megabytes: int = 256, repeat: int = 7, device: torch.device | str = "cpu") -> float:
     """Bytes a second of summing a tensor larger than the caches, with torch's threads."""
-    data = torch.ones(megabytes * 250_000, dtype=torch.float32)
+    data = torch.ones(megabytes * 250_000, dtype=torch.float32, device=device)
     times = []
     for _ in range(repeat):
         began = time.perf_counter()
-        data.sum()
+        data.sum().item()
         times.append(time.perf_counter() - began)
     return data.nbytes / statistics.median(times)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specviz.bench.contest import Contestant, Result
 from specviz.metrics import Counters
 
-__all__ = ["Entry", "Score", "contest", "geometric_mean"]
+__all__ = ["Entry", "Score", "Turn", "contest", "geometric_mean", "take_turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,19 @@ class Score:
         return statistics.median(widths) if widths else None
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a contest stands. entry: "" during warm-up, which has just begun; else that run is done.
+
+    number: of the round over all prompts, from 1. fraction: runs done of all.
+    """
+
+    contestant: str
+    entry: str
+    number: int
+    fraction: float
+
+
 def contest(
     contestants: Sequence[Contestant],
     entries: Sequence[Entry],
@@ -71,13 +84,26 @@ def contest(
     repeat: int,
     progress: Callable[[str, float], None] = lambda text, fraction: None,
 ) -> list[Score]:
-    """Every contestant on every prompt, `repeat` times, in turns whose order alternates.
+    """Every contestant on every prompt, see `take_turns`."""
+    scores = [Score(contestant.name) for contestant in contestants]
+    for turn in take_turns(contestants, entries, scores, limit=limit, repeat=repeat):
+        text = f"{turn.entry}, {turn.contestant}" if turn.entry else f"warm-up of {turn.contestant}"
+        progress(text, turn.fraction)
+    return scores
+
+
+def take_turns(
+    contestants: Sequence[Contestant], entries: Sequence[Entry], scores: Sequence[Score], *, limit: int, repeat: int
+) -> Iterator[Turn]:
+    """Every contestant on every prompt, `repeat` times, in turns whose order alternates; may be closed at any yield.
 
     A run that nobody counts comes first for each: the first passes of a process pay for what later ones find ready.
+
+    Args:
+        scores: one a contestant; they grow run by run.
     """
-    scores = [Score(contestant.name) for contestant in contestants]
     for contestant in contestants:
-        progress(f"warm-up of {contestant.name}", 0.0)
+        yield Turn(contestant.name, "", 1, 0.0)
         contestant.run(entries[0].token_ids, min(limit, 16))
     total = repeat * len(entries) * len(contestants)
     done = 0
@@ -89,8 +115,7 @@ def contest(
             for index in order:
                 scores[index].add(entry, contestants[index].run(entry.token_ids, limit))
                 done += 1
-                progress(f"{entry.name}, {contestants[index].name}", done / total)
-    return scores
+                yield Turn(contestants[index].name, entry.name, turn + 1, done / total)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from specviz.models.session import Session
 
-__all__ = ["MAX_EXACT_COST", "ExactnessReport", "check_exactness", "pass_seconds"]
+__all__ = ["MAX_EXACT_COST", "ExactnessReport", "check_exactness", "pass_seconds", "time_passes"]
 
 MAX_EXACT_COST = 1.25
 """exact is on by default where a pass of the full width costs at most this much of a one-row pass. A draft of four is
@@ -107,7 +107,19 @@ def check_exactness(
 def pass_seconds(
     model: Any, rows: Sequence[int], vocab_size: int, *, context: int = 100, repeat: int = 9
 ) -> list[float]:
-    """Median seconds of a pass at each number of rows, measured in turns so that a slow moment hits all of them."""
+    """Median seconds of a pass at each number of rows, see `time_passes`."""
+    *_, times = time_passes(model, rows, vocab_size, context=context, repeat=repeat)
+    return [statistics.median(t) for t in times]
+
+
+def time_passes(
+    model: Any, rows: Sequence[int], vocab_size: int, *, context: int = 100, repeat: int = 9
+) -> Iterator[list[list[float]]]:
+    """Seconds of passes behind `context` random tokens, measured in turns so that a slow moment hits all of them.
+
+    Yields:
+        After every turn the same growing lists, one a number of rows; empty for the first two turns, which warm up.
+    """
     ids = torch.randint(vocab_size, (context + max(rows),), generator=torch.Generator().manual_seed(1)).tolist()
     session = Session(model, capacity=context + max(rows))
     times: list[list[float]] = [[] for _ in rows]
@@ -117,11 +129,13 @@ def pass_seconds(
             for i, count in enumerate(rows):
                 began = time.perf_counter()
                 _score(session, ids[context : context + count])
-                if turn >= 2:  # the first two turns are warm-up
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()  # a pass is over when the device says so
+                if turn >= 2:
                     times[i].append(time.perf_counter() - began)
+            yield times
     finally:
         session.close()
-    return [statistics.median(t) for t in times]
 
 
 def _score(session: Session, ids: Sequence[int]) -> torch.Tensor:

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,8 +232,11 @@ def load_trained(
 ) -> TrainedDraft:
     """The draft trained for a pair and method, see `LoadedPair.trained_draft`; kept in `loaded` like any draft.
 
-    Embedding and output layer are the target's; the layers, and the rows of the output layer, are held as `quant`.
+    Embedding and output layer are the target's; the layers, and the rows of the output layer, are held as `quant`. A
+    draft model in another full format than the target's gets an embedding of its own.
     """
+    import torch
+
     quant = held_as(quant or "auto", loaded)
     with loaded.lock:
         if loaded.target is None:
@@ -250,17 +254,21 @@ def load_trained(
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
         shared = loaded.target.get_input_embeddings().weight
-        num_params = _num_params(model) - shared.numel()
-        _hold_trunk(model, quant, loaded, name)
+        num_params, shared_bytes = _num_params(model) - shared.numel(), shared.nbytes
+        other = quant in ("bfloat16", "float32") and getattr(torch, quant) != loaded.dtype
+        if other and method == "draft-model":  # it reads no states of the target, so it may have a format of its own
+            model, shared_bytes = deepcopy(model).to(getattr(torch, quant)), 0
+        else:
+            _hold_trunk(model, quant, loaded, name)
         info = ModelInfo(
             name=name,
             source=str(about.get("source") or f"specviz train, for {loaded.pair.name}"),
             sha256=str(about.get("sha256", "")),
             licence="" if "source" in about else loaded.pair.target.licence,
-            dtype=str(loaded.dtype).removeprefix("torch."),
+            dtype=quant if other else str(loaded.dtype).removeprefix("torch."),
             quantization=quant,
             num_params=num_params,
-            num_bytes=_num_bytes(model) - shared.nbytes,
+            num_bytes=_num_bytes(model) - shared_bytes,
         )
         notes: tuple[str, ...] = ()
         ours, theirs = loaded.target_info.sha256, str(about.get("target_sha256", ""))

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from specviz.events import Event, StepDone
 from specviz.metrics import Baseline, Counters, fold
 
-__all__ = ["CHART_CSS", "Summary", "summarize"]
+__all__ = ["CHART_CSS", "Summary", "bare_figure", "summarize"]
 
 _ACCEPTED = "#14917A"
 _DRAFT, _VERIFY, _OTHER, _PLAIN = "#7D90BF", "#5470B5", "#9A9AA5", "#8C8C98"
@@ -79,7 +79,7 @@ def _kept(histogram: Sequence[int]) -> go.Figure:
         hovertemplate="%{y} steps kept %{x}<extra></extra>",
         **_bar_style(),
     )
-    figure = _figure([bars], max(counts, default=1) * 1.15)
+    figure = bare_figure([bars], max(counts, default=1) * 1.15)
     figure.update_xaxes(dtick=1, title_text="drafted tokens kept")
     figure.update_yaxes(showticklabels=False, showgrid=False)
     return figure
@@ -91,7 +91,7 @@ def _places(counters: Counters) -> go.Figure:
     for meta in ("conditional", "unconditional"):
         rows = [row for row in counters.by_position(unconditional=meta == "unconditional") if row["of"]]
         traces += _place_traces(rows, meta, visible=not traces)
-    figure = _figure(traces, 1.12)
+    figure = bare_figure(traces, 1.12)
     figure.update_xaxes(dtick=1, title_text="place in the draft")
     figure.update_yaxes(tickvals=[0, 0.5, 1])
     return figure
@@ -141,7 +141,7 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
         ("check", [1000 * step.verify_s for step in steps], _VERIFY),
         ("other", [1000 * step.other_s for step in steps], _OTHER),
     ]
-    figure = _figure([_line(x, y, name, colour) for name, y, colour in series], None)
+    figure = bare_figure([_line(x, y, name, colour) for name, y, colour in series], None)
     ends = [(name, sum(y) / len(y)) for name, y, _ in series if y]  # means: they add up to the step of the caption
     if plain is not None and plain.s_per_token is not None and x:
         level = 1000 * plain.s_per_token
@@ -164,7 +164,11 @@ def _line(x: Sequence[float], y: Sequence[float], name: str, colour: str, dash: 
     return go.Scatter(x=list(x), y=list(y), mode="lines", line=line, hovertemplate=hover)
 
 
-def _figure(traces: Sequence[go.Bar | go.Scatter], top: float | None) -> go.Figure:
+def bare_figure(traces: Sequence[go.Bar | go.Scatter | go.Heatmap], top: float | None) -> go.Figure:
+    """A figure of the house: no frame, no legend, few lines, a ground that lets the page through.
+
+    top: of the vertical axis, which begins at 0; None leaves it to the data.
+    """
     figure = go.Figure(list(traces))
     figure.update_layout(
         template="none",

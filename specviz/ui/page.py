@@ -17,6 +17,8 @@ from specviz.ui.charts import CHART_CSS
 from specviz.ui.gate import gate, refuse_downloads, use_private_folder
 from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
+from specviz.ui.lab import Lab
+from specviz.ui.lab_charts import LAB_CSS
 from specviz.ui.recorded import Recording, opening_run
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.view import VIEW_CSS
@@ -44,6 +46,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
     refuse_downloads()
     use_private_folder()
     watch = Watch(host, recording or opening_run())
+    lab = Lab(watch)
     with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
@@ -55,13 +58,14 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 pass
             with _tab("race", "Race"):
                 pass
-            with _tab("lab", "Lab"):
-                pass
+            with _tab("lab", "Lab") as lab_tab:
+                lab.main()
             with _tab("methods", "Methods"):
                 pass
         watch.toolbar()
         watch.main()
         watch.connect(demo, header)
+        lab.connect(demo, lab_tab, header)
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
@@ -78,7 +82,7 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
     """Serve the page with everything off that it does not need: analytics, history, monitoring, error texts."""
     settings: dict[str, Any] = {
         "theme": THEME,
-        "css": VIEW_CSS + NATIVE_CSS + CHART_CSS + PAGE_CSS,
+        "css": VIEW_CSS + NATIVE_CSS + CHART_CSS + LAB_CSS + PAGE_CSS,
         "footer_links": ["api"],
         "run_history": False,
         "enable_monitoring": False,

@@ -35,7 +35,7 @@ from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visit, Visits
 
-__all__ = ["Watch"]
+__all__ = ["PRIVATE", "Watch"]
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
@@ -239,7 +239,7 @@ class Watch:
         visit = self.visits.of(request.session_hash)
         encoder = new_encoder()
         try:
-            settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self._offered())
+            settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self.offered())
         except Exception as error:  # a program may send anything, other fields than the page's too
             yield {self.view: encoder.error(sentence_for(error))}
             return
@@ -355,7 +355,7 @@ class Watch:
 
     def _restore(self, request: gr.Request) -> list[Any]:
         """Fields from the link's query, as far as it holds; what does not is left alone and named."""
-        good, ignored = read_link(dict(request.query_params), self._offered())
+        good, ignored = read_link(dict(request.query_params), self.offered())
         out = [good.get(name, gr.skip()) for name in self.fields]
         preset = None if "prompt" in good else gr.skip()
         note = f"Ignored in the link: {', '.join(ignored)}" if ignored else ""
@@ -363,13 +363,13 @@ class Watch:
 
     # --- choices -----------------------------------------------------------------------------------------------------
 
-    def _offered(self) -> list[str]:
+    def offered(self) -> list[str]:
         """Names of the pairs that can be chosen, the default first."""
         names = [name for name in self.host.pairs if name not in self._refused and name != self.host.default_pair]
         return [self.host.default_pair, *names]
 
     def _pair_choices(self) -> list[tuple[str, str]]:
-        return [(self.host.pairs[name].title, name) for name in self._offered()]
+        return [(self.host.pairs[name].title, name) for name in self.offered()]
 
 
 def _slider(label: str, low: float, high: float, name: str, step: float, *, visible: bool = True) -> gr.Slider:
