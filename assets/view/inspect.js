@@ -248,12 +248,12 @@ function drawFigures(entry) {
   ruler.hidden = !step.cache;
   if (ruler.hidden) return;
   $('h2', ruler).textContent = rulerTitle(step);
-  $('figure', ruler).replaceChildren(drawRuler(width, step, tokensBefore(entry)));
+  $('figure', ruler).replaceChildren(drawRuler(width, step, lastTokensBefore(entry)));
   $('.cap', ruler).textContent = rulerWords(step);
 }
 
 /** The last tokens before a step, from the prompt where the answer has too few. */
-function tokensBefore({ number }) {
+function lastTokensBefore({ number }) {
   const tokens = [];
   for (let i = number - 2; i >= 0 && tokens.length <= NUM_OLD; i--) tokens.unshift(...run.entries[i].step.emitted);
   const prompt = run.start.prompt_texts.slice(-NUM_OLD - 1).map((text) => ({ text }));

@@ -1,6 +1,6 @@
 // ---- stepwords: what happened in one step, in sentences --------------------------------------------------------------
 
-const NUMBER_WORDS = ['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten'];
+const NUMBER_WORDS = ['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten', 'eleven', 'twelve'];
 const inWords = (number) => NUMBER_WORDS[number] ?? String(number);
 const countedInWords = (number, noun) => `${inWords(number)} ${noun}${number === 1 ? '' : 's'}`;
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -6,8 +6,6 @@ const methodDrawings = {}; // kind of a note -> its drawing
 const isCount = (value) => Number.isInteger(value) && value >= 0;
 const isTextGrid = (rows) => Array.isArray(rows) && rows.every((row) => Array.isArray(row) && row.every((text) => typeof text === 'string'));
 
-const NUMBER_WORDS = ['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten', 'eleven', 'twelve'];
-const inWords = (number) => NUMBER_WORDS[number] ?? String(number);
 const countInWords = (number, noun, plural = `${noun}s`) => `${inWords(number)} ${number === 1 ? noun : plural}`;
 const asSentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const LONGEST_PHRASE = 48;
@@ -26,9 +24,6 @@ function clipped(text) {
 
 /** Every token before a step, prompt first: the text that its drafter could look at. */
 const tokensBefore = (entry) => [...run.start.prompt_texts.map((text) => ({ text })), ...run.entries.slice(0, entry.number - 1).flatMap(({ step }) => step.emitted)];
-
-/** The word that the target wrote itself in a step; none where the answer ended inside the draft. */
-const ownToken = (step) => step.emitted.find((token) => token.origin !== 'accepted');
 
 /** "two kept, one refused, one not tested" */
 function fatesInWords(drafted) {
