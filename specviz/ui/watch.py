@@ -38,7 +38,7 @@ from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
-__all__ = ["Watch"]
+__all__ = ["OPEN_SETTINGS_JS", "PRIVATE", "Watch"]
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
@@ -94,7 +94,7 @@ _LINK_JS = """(...values) => {
   navigator.clipboard.writeText(url.href).then(() => say(said), () => say('The link is in the address bar'));
 }"""
 
-_OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
+OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
 
 
 class Watch:
@@ -248,7 +248,7 @@ class Watch:
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
-        self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
+        self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
@@ -260,7 +260,7 @@ class Watch:
         visit = self.visits.of(request.session_hash)
         encoder = new_encoder()
         try:
-            settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self._offered())
+            settings = WatchSettings.read(dict(zip(self.fields, values, strict=True)), self.offered())
         except SpecvizError as error:
             yield {self.view: encoder.error(sentence_for(error))}
             return
@@ -379,7 +379,7 @@ class Watch:
 
     def _restore(self, request: gr.Request) -> list[Any]:
         """Fields from the link's query, as far as it holds; what does not is left alone and named."""
-        good, ignored = read_link(dict(request.query_params), self._offered())
+        good, ignored = read_link(dict(request.query_params), self.offered())
         out = [good.get(name, gr.skip()) for name in self.fields]
         preset = None if "prompt" in good else gr.skip()
         note = f"Ignored in the link: {', '.join(ignored)}" if ignored else ""
@@ -387,13 +387,13 @@ class Watch:
 
     # --- choices -----------------------------------------------------------------------------------------------------
 
-    def _offered(self) -> list[str]:
+    def offered(self) -> list[str]:
         """Names of the pairs that can be chosen, the default first."""
         names = [name for name in self.host.pairs if name not in self._refused and name != self.host.default_pair]
         return [self.host.default_pair, *names]
 
     def _pair_choices(self) -> list[tuple[str, str]]:
-        return [(self.host.pairs[name].title, name) for name in self._offered()]
+        return [(self.host.pairs[name].title, name) for name in self.offered()]
 
 
 _NOTE_JS = """
