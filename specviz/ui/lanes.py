@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from specviz.trace import dump_trace, load_trace
 from specviz.ui.live import WHOLE
 from specviz.words import verdict
 
-__all__ = ["Lane", "lane_json", "load_lanes", "ranked", "save_lanes", "title_of", "to_csv"]
+__all__ = ["Lane", "lane_json", "load_lanes", "ranked", "save_lanes", "text_owner", "title_of", "to_csv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,16 @@ def ranked(lanes: Sequence[Lane]) -> list[Lane]:
     return sorted((lane for lane in lanes if lane.is_whole), key=lambda lane: -(lane.tokens_per_s or 0.0))
 
 
-def lane_json(lane: Lane, *, recorded: bool = False) -> dict[str, Any]:
-    """What the page needs to replay a lane.
+def text_owner(lane: Lane, lanes: Iterable[Lane]) -> Lane:
+    """The first of the lanes that wrote the very tokens of this one; itself where none did before."""
+    ids = lane.finished.token_ids if lane.finished else ()
+    return next((other for other in lanes if other.finished and other.finished.token_ids == ids), lane)
 
+
+def lane_json(lane: Lane, before: Sequence[Lane], *, recorded: bool = False) -> dict[str, Any]:
+    """What the page needs to replay a lane. before: the lanes that were measured before it.
+
+    text_of: the method whose text this one repeats token by token, its own where no lane before wrote the same.
     steps: a list for each step: seconds since the prompt was read, tokens so far, tokens a second so far, whether a
         draft was refused, and the tokens as [text, origin] or [text, origin, label].
     """
@@ -98,7 +105,7 @@ def lane_json(lane: Lane, *, recorded: bool = False) -> dict[str, Any]:
         "decode_s": counters.decode_s,
         "tokens_per_s": counters.decode_tokens_per_s,
         "whole": lane.is_whole,
-        "same_text": lane.plain.same_text if lane.plain else None,
+        "text_of": text_owner(lane, before).method,
         "first_difference": lane.plain.first_difference if lane.plain else None,
         "speed_up": lane.speed_up,
         "verdict": judged,

@@ -54,7 +54,12 @@ class Race:
             with gr.Row(elem_classes="actions"):
                 self.settings = gr.Button("Settings", elem_classes="open-settings", **narrow)
                 self.start = gr.Button(
-                    "Start the race", variant="primary", elem_classes="run", elem_id="race-start", **narrow
+                    "Start the race",
+                    variant="primary",
+                    elem_classes="run",
+                    elem_id="race-start",
+                    scale=0,
+                    min_width=150,
                 )
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
             with gr.Row(elem_classes="extras"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specviz.ui.lanes import Lane, ranked, title_of
+from specviz.ui.lanes import Lane, ranked, text_owner, title_of
 from specviz.words import EQUAL_WITHIN, gap_in_words
 
 __all__ = ["race_verdict"]
@@ -13,9 +13,10 @@ __all__ = ["race_verdict"]
 _NUMBERS = {2: "Both", 3: "All three", 4: "All four"}
 
 
-def race_verdict(lanes: Sequence[Lane]) -> dict[str, str]:
-    """headline: who was fastest, or why nobody was; texts: which texts are the same, as far as that was checked."""
-    return {"headline": _headline(lanes), "texts": _texts(lanes)}
+def race_verdict(lanes: Sequence[Lane]) -> dict[str, Any]:
+    """headline: who was fastest, or why nobody was; texts: which texts are the same, as far as that was checked;
+    same_length: whether all wrote as many tokens, so that seconds can be compared too."""
+    return {"headline": _headline(lanes), "texts": _texts(lanes), "same_length": _same_length(ranked(lanes))}
 
 
 def _headline(lanes: Sequence[Lane]) -> str:
@@ -46,7 +47,7 @@ def _texts(lanes: Sequence[Lane]) -> str:
     same = [lane for lane in compared if lane.plain and lane.plain.same_text]
     other = [lane for lane in compared if lane.plain and lane.plain.same_text is False]
     unknown = [lane for lane in compared if lane.plain and lane.plain.same_text is None]
-    said = [_agreement(same, all_of_them=len(same) == len(lanes) - 1), *map(_difference, other)]
+    said = [_agreement(same, all_of_them=len(same) == len(lanes) - 1), *map(_difference, _by_text(other))]
     if unknown:
         said.append(_uncompared(unknown, temperature))
     if unknown or not _same_length(compared):
@@ -66,16 +67,30 @@ def _agreement(same: Sequence[Lane], *, all_of_them: bool) -> str:
     return f"{who} wrote {tokens} at temperature 0, compared one by one."
 
 
-def _difference(lane: Lane) -> str:
-    base, started = lane.plain, lane.started
+def _by_text(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Lanes that wrote the same tokens, together."""
+    groups: list[list[Lane]] = []
+    for lane in lanes:
+        group = next((group for group in groups if text_owner(lane, group) is group[0]), None)
+        if group is None:
+            groups.append([lane])
+        else:
+            group.append(lane)
+    return groups
+
+
+def _difference(lanes: Sequence[Lane]) -> str:
+    """Where a text parts from plain decoding's, how near the call was, and what became of the proof at equal width."""
+    base, started = lanes[0].plain, lanes[0].started
     assert base is not None and started is not None
     place = (base.first_difference or 0) + 1
     gap = "" if base.gap is None else f", where the two best logits are {gap_in_words(base.gap)}"
-    lead = f"{title_of(lane.method)} goes another way at token {place}{gap}"
+    way = "goes another way" if len(lanes) == 1 else "part from plain decoding, all the same way,"
+    lead = f"{_list([title_of(lane.method) for lane in lanes])} {way} at token {place}{gap}"
     if base.width_same:
-        return f"{lead}; it is what plain decoding writes at its own {started.width} rows a pass."
+        return f"{lead}: at {started.width} rows a pass plain decoding does too."
     if base.width_same is False:
-        return f"{lead}; plain decoding at its {started.width} rows a pass wrote another text too, so this is a fault."
+        return f"{lead}; plain decoding at {started.width} rows a pass wrote another text too, so this is a fault."
     return f"{lead}."
 
 

@@ -28,7 +28,7 @@ from specviz.baseline import explain_difference
 from specviz.config import RunConfig
 from specviz.errors import ConfigError
 from specviz.events import Event, RunStarted, StepDone
-from specviz.metrics import Baseline
+from specviz.metrics import Baseline, Counters, fold
 from specviz.ui.host import EngineHost
 from specviz.ui.lanes import Lane, lane_json, ranked, title_of
 from specviz.ui.live import wait_for_engine
@@ -37,7 +37,7 @@ from specviz.ui.race_words import race_verdict
 from specviz.ui.settings import WatchSettings
 from specviz.ui.stream import UPDATES_PER_S, stoppable
 from specviz.ui.visits import Visit
-from specviz.words import finish_sentence
+from specviz.words import finish_sentence, progress_sentence
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
@@ -113,8 +113,9 @@ class RaceEncoder:
         return self.encode(start={"prompt": prompt, "titles": list(titles)}, **more)
 
     def lane(self, lane: Lane) -> str:
+        delta = self.encode(lanes=[lane_json(lane, self.lanes)])
         self.lanes.append(lane)
-        return self.encode(lanes=[lane_json(lane)])
+        return delta
 
     def result(self, text: str) -> str:
         self.is_done = True
@@ -156,7 +157,7 @@ def recorded_race(lanes: Sequence[Lane], run_id: str = "recorded-race") -> str:
     return RaceEncoder(run_id, "recorded").start(
         started.prompt,
         titles,
-        lanes=[lane_json(lane, recorded=True) for lane in lanes],
+        lanes=[lane_json(lane, lanes[:i], recorded=True) for i, lane in enumerate(lanes)],
         result=_result(lanes),
         origin={name: getattr(started, name) for name in names},
     )
@@ -214,19 +215,17 @@ class _Race:
         yield self._status(number, "warming up")
         for _ in stoppable(stream(self.prompt, replace(config, max_new_tokens=WARM_UP_TOKENS)), self.stopped):
             pass
-        expected = len(_ids(self.plain)) or config.max_new_tokens
+        expected = fold(self.plain).num_tokens or config.max_new_tokens
         events: list[Event] = []
-        tokens, last = 0, 0.0
+        counters, last = Counters(), 0.0
         source = stoppable(stream(self.prompt, config), self.stopped)
         try:
             for event in source:
                 events.append(event)
-                if not isinstance(event, StepDone):
-                    continue
-                tokens += len(event.emitted)
+                counters.update(event)
                 now = time.perf_counter()
-                if now - last >= 4.0 / UPDATES_PER_S:
-                    yield self._status(number, f"{tokens} tokens", tokens / expected)
+                if isinstance(event, StepDone) and now - last >= 4.0 / UPDATES_PER_S:
+                    yield self._status(number, progress_sentence(counters), counters.num_tokens / expected)
                     last = now
         finally:
             source.close()  # type: ignore[attr-defined]
@@ -242,7 +241,7 @@ class _Race:
         return base
 
     def _status(self, number: int, what: str, done: float = 0.0) -> str:
-        """ "2 of 4: Prompt lookup, 45 tokens" """
+        """ "2 of 4: Prompt lookup, 45 tokens in 14 steps" """
         titles = self.settings.titles
         fraction = (number + min(1.0, done)) / len(titles)
         return self.encoder.status(f"{number + 1} of {len(titles)}: {titles[number]}, {what}", fraction)
@@ -261,11 +260,7 @@ def _seed_of(run: list[Event]) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
-def _ids(run: Sequence[Event]) -> list[int]:
-    return [token.token_id for event in run if isinstance(event, StepDone) for token in event.emitted]
-
-
 def _end(lanes: Sequence[Lane], stopped: bool) -> str:
     if stopped:
         return "Stopped. The lanes that were measured stay."
-    return f"Measured {len(lanes)} runs, one after another."
+    return f"Measured one after another: {len(lanes)} runs."

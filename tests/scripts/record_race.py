@@ -1,6 +1,6 @@
 """Measure a race and store it as the one the tab "Race" opens on.
 
-    python tests/scripts/record_race.py [--prompt facts] [--methods cascade prompt-lookup feature] [--out FOLDER]
+    python tests/scripts/record_race.py [--prompt copying] [--methods cascade prompt-lookup feature] [--out FOLDER]
 
 Writes one trace a lane. Run it while nothing else uses the machine.
 """
@@ -26,7 +26,7 @@ from specviz.ui.visits import Visit
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     regimes = {regime.name: regime.prompts[0] for regime in load_regimes()}
-    parser.add_argument("--prompt", choices=regimes, default="facts", help="the first of these presets")
+    parser.add_argument("--prompt", choices=regimes, default="copying", help="the first of these presets")
     parser.add_argument("--methods", nargs="+", default=["prompt-lookup", "feature", "cascade"])
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=RECORDED_RACE)
@@ -40,7 +40,8 @@ def main() -> int:
     host.close()
     if not encoder.is_done:
         return 1
-    print(" ".join(race_verdict(encoder.lanes).values()))
+    said = race_verdict(encoder.lanes)
+    print(said["headline"], said["texts"])
     print(to_csv(encoder.lanes))
     save_lanes(options.out, encoder.lanes)
     return 0
