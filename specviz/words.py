@@ -7,7 +7,7 @@ from typing import Any
 from specviz.events import FinishReason, RunFinished, RunStarted
 from specviz.metrics import Baseline, Counters
 
-__all__ = ["finish_sentence", "progress_sentence", "verdict"]
+__all__ = ["EQUAL_WITHIN", "finish_sentence", "gap_in_words", "progress_sentence", "verdict"]
 
 EQUAL_WITHIN = 0.03
 """Speed-ups within 3 % of 1 read as "as fast as plain": two runs of the same work differ by as much here."""
@@ -155,7 +155,7 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
     if plain.same_text:
         return f"{_promise(started)} Plain decoding wrote the same {_count(plain.num_tokens, 'token')} here."
     place = (plain.first_difference or 0) + 1
-    gap = "" if plain.gap is None else f", where the two best logits are {_gap(plain.gap)}"
+    gap = "" if plain.gap is None else f", where the two best logits are {gap_in_words(plain.gap)}"
     differs = f"Plain decoding at one row a pass goes another way at token {place}{gap}"
     if plain.width_same:
         return (
@@ -166,7 +166,8 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
     return f"{_promise(started)} {differs}. {_ROUNDING}"
 
 
-def _gap(gap: float) -> str:
+def gap_in_words(gap: float) -> str:
+    """ "0.012 apart", of the two best logits where two texts part."""
     return "equal" if gap == 0 else "less than 0.001 apart" if gap < 0.001 else f"{gap:.3f} apart"
 
 

@@ -213,7 +213,9 @@ def show(chromium: ChromiumPage, name: str, number: int | None = None) -> Any:
 
 def choose(page: Any, number: int) -> None:
     keys = "[...Array(n - 1)].map(() => 'ArrowRight')"
-    press = "key => document.querySelector('#view .pick').dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
+    press = (
+        "key => document.querySelector('#view .pick').dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
+    )
     page.evaluate(f"n => ['Home', ...{keys}].forEach({press})", number)
 
 
@@ -277,7 +279,9 @@ def test_each_kind_of_step_has_its_drawing(chromium, name, number, found, fates)
 @pytest.mark.browser
 def test_the_copied_span_stands_over_its_copy(chromium):
     panel = show(chromium, "copied", 1)
-    middles = "nodes => nodes.map(n => { const r = n.getBoundingClientRect(); return [n.innerText, (r.left + r.right) / 2] })"
+    middles = (
+        "nodes => nodes.map(n => { const r = n.getBoundingClientRect(); return [n.innerText, (r.left + r.right) / 2] })"
+    )
     sources = panel.locator(".lanes .source").evaluate_all(middles)
     drafts = panel.locator(".lanes .draft").evaluate_all(middles)
     assert [text for text, _ in sources] == ["the", "mill", "."]
@@ -332,7 +336,12 @@ def test_early_exit_areas_are_its_layers(chromium):
 @pytest.mark.browser
 def test_q_against_p(chromium):
     panel = show(chromium, "chain", 1)
-    parts = panel.locator(".model li").nth(0).locator(".bar i").evaluate_all("nodes => nodes.map(n => [n.className, n.style.width])")
+    parts = (
+        panel.locator(".model li")
+        .nth(0)
+        .locator(".bar i")
+        .evaluate_all("nodes => nodes.map(n => [n.className, n.style.width])")
+    )
     assert [name for name, _ in parts] == ["both", "more"]
     assert [float(width[:-1]) for _, width in parts] == pytest.approx([40, 10])
     assert panel.locator(".model .count").all_inner_texts()[3] == "draft 0.50 · target not asked"
@@ -431,7 +440,9 @@ def test_axe_finds_nothing(url: str, theme: str) -> None:
         for name in ("copied", "lookahead", "chain", "cascade", "early-exit", "attached", "wide"):
             show(chromium, name, 1)
             found = axe.Axe().run(
-                chromium.page, context="#view", options={"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
+                chromium.page,
+                context="#view",
+                options={"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]},
             )
             assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found.response["violations"]] == []
         assert chromium.errors == []

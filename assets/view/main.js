@@ -17,12 +17,19 @@ function receive(text) {
   let delta;
   try { delta = JSON.parse(text); } catch { return; }
   if (!delta || typeof delta !== 'object') return;
-  if (delta.run !== feed.id) Object.assign(feed, { id: delta.run, seq: -1, plain: null });
-  if (delta.seq <= feed.seq) return; // the last delta comes twice
-  if (delta.seq !== feed.seq + 1) console.warn(`specviz: missed updates between ${feed.seq} and ${delta.seq}`);
-  feed.seq = delta.seq;
+  if (delta.race) return receiveRace(delta);
+  if (!isNews(feed, delta)) return;
   queue.push(delta);
   flushSoon();
+}
+
+/** Whether a feed has not had this delta yet; another run's deltas begin anew. */
+function isNews(feed, delta) {
+  if (delta.run !== feed.id) Object.assign(feed, { id: delta.run, seq: -1, plain: null });
+  if (delta.seq <= feed.seq) return false; // the last delta comes twice
+  if (delta.seq !== feed.seq + 1) console.warn(`specviz: missed updates between ${feed.seq} and ${delta.seq}`);
+  feed.seq = delta.seq;
+  return true;
 }
 
 const flushSoon = batched(() => {
@@ -142,13 +149,18 @@ function showRecordingNote() {
   $('.madeby').hidden = box.hidden || !start.command;
   $('.madeby code').textContent = start.command ?? '';
   if (box.hidden) return;
-  const when = new Date(start.started_at);
-  const day = Number.isNaN(when.getTime()) ? start.started_at : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
-  const threads = start.machine.threads ? counted(start.machine.threads, 'thread') : '';
   $('.badge').textContent = run.source?.gallery === '' ? 'Opened trace' : 'Recorded run';
   $('.damage').textContent = run.source?.damage ?? '';
-  const facts = [run.source?.title, start.machine.processor, threads, day, start.pair, start.method].filter(Boolean);
-  $('.origin').replaceChildren(...facts.flatMap((fact, i) => [...(i ? [' · '] : []), el('span', 'fact', fact)]));
+  $('.origin').replaceChildren(...originFacts(start, run.source?.title));
+}
+
+/** Title, machine, day, pair and method of a recorded run, each unbroken. */
+function originFacts({ started_at: startedAt, machine, pair, method }, title = '') {
+  const when = new Date(startedAt);
+  const day = Number.isNaN(when.getTime()) ? startedAt : when.toLocaleDateString('en-GB', { day: 'numeric', month: 'long', year: 'numeric', timeZone: 'UTC' });
+  const threads = machine.threads ? counted(machine.threads, 'thread') : '';
+  const facts = [title, machine.processor, threads, day, pair, method].filter(Boolean);
+  return facts.flatMap((fact, i) => [...(i ? [' · '] : []), el('span', 'fact', fact)]);
 }
 
 function renderVerdict() {

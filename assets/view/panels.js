@@ -26,9 +26,14 @@ function openTab(id) {
   document.querySelector(`#tab-${id}-button`)?.click();
 }
 
+const TABS_WITHIN_MS = 20000;
+
+/** Gradio may mount its tabs after the view. */
 function openPanelOfAddress() {
   const id = new URLSearchParams(location.search).get('tab');
-  if (/^[a-z]+$/.test(id ?? '') && id !== panelInView) openTab(id);
+  if (!/^[a-z]+$/.test(id ?? '')) return;
+  if (document.querySelector('[role=tab]')) openTab(id);
+  else if (performance.now() < TABS_WITHIN_MS) setTimeout(openPanelOfAddress, 50);
 }
 
 addEventListener('specviz:tab', ({ detail }) => {

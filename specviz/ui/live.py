@@ -25,9 +25,9 @@ from specviz.words import finish_sentence
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
 
-__all__ = ["can_measure_later", "measure_plain", "new_encoder", "run_live"]
+__all__ = ["WHOLE", "can_measure_later", "measure_plain", "new_encoder", "run_live", "wait_for_engine"]
 
-_WHOLE = ("eos", "stop", "length", "context")
+WHOLE = ("eos", "stop", "length", "context")
 """Endings after which plain decoding is measured without being asked again."""
 
 
@@ -49,7 +49,7 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
         return
     turn = host.turn(settings.pair, settings.dtype, stop.is_set)
     try:
-        engine = yield from _wait(turn, encoder)
+        engine = yield from wait_for_engine(turn, encoder.status)
         if engine is None:
             yield encoder.status("Stopped before the run began. What was there stays.")
             return
@@ -61,7 +61,7 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
         visit.last = run
         finished = encoder.finished
         if settings.measure_plain and _can_measure(run) and finished is not None:
-            if finished.reason in _WHOLE:
+            if finished.reason in WHOLE:
                 yield from _plain(engine, run, stop.is_set)
             else:
                 yield encoder.without_plain(finish_sentence(finished))
@@ -86,7 +86,7 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
         return
     turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
     try:
-        engine = yield from _wait(turn, run.encoder)
+        engine = yield from wait_for_engine(turn, run.encoder.status)
         if engine is not None:
             yield from _plain(engine, run, stop.is_set)
     except Exception as error:
@@ -106,15 +106,15 @@ def _can_measure(run: LastRun) -> bool:
     return run.settings.config.method != "plain" and finished is not None and finished.num_tokens > 0
 
 
-def _wait(
-    turn: Iterator[Notice | SpeculativeGenerator], encoder: DeltaEncoder
+def wait_for_engine(
+    turn: Iterator[Notice | SpeculativeGenerator], status: Callable[[str, float | None], str]
 ) -> Generator[str, None, SpeculativeGenerator | None]:
-    """Notices as status deltas; returns the engine, or None if the wait was given up."""
+    """Notices as deltas that `status` makes; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):
             return item  # `turn` stays open: it is what holds the engine
         # The same words go out again and again: a yield is where Gradio notices that the visitor has left.
-        yield encoder.status(item.text, item.fraction)
+        yield status(item.text, item.fraction)
     return None
 
 
@@ -150,7 +150,7 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
         events.close()  # type: ignore[attr-defined]
     end = plain[-1]
     status = {"text": finish_sentence(finished), "fraction": None}
-    if isinstance(end, RunFinished) and end.reason in _WHOLE and (base := Baseline.of(plain, run.events)) is not None:
+    if isinstance(end, RunFinished) and end.reason in WHOLE and (base := Baseline.of(plain, run.events)) is not None:
         run.plain = plain
         if base.same_text is False:
             yield encoder.status("The text differs from plain decoding at one row a pass. Looking at where and why.")

@@ -19,6 +19,7 @@ from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
 from specviz.ui.lab import Lab
 from specviz.ui.lab_charts import LAB_CSS
+from specviz.ui.race import Race
 from specviz.ui.recorded import Recording, opening_run
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.view import VIEW_CSS
@@ -50,14 +51,15 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
     with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
+        race = Race(host, watch.fields, watch.offered())
         header = make_header(host.status)
         with gr.Tabs(selected="watch", elem_id="tabs"):
             with _tab("watch", "Watch"):
                 pass
             with _tab("inspect", "Inspect"):
                 pass
-            with _tab("race", "Race"):
-                pass
+            with _tab("race", "Race") as race_tab:
+                race.toolbar()
             with _tab("lab", "Lab") as lab_tab:
                 lab.main()
             with _tab("methods", "Methods"):
@@ -66,6 +68,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         watch.main()
         watch.connect(demo, header)
         lab.connect(demo, lab_tab, header)
+        race.connect(demo, race_tab, watch.view, header)
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)

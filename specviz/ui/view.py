@@ -21,7 +21,7 @@ __all__ = ["PANELS", "VIEW_CSS", "make_view"]
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = (
     *("dom", "strip", "detail", "charts", "panels", "words", "replay", "main", "stripfile", "share"),
-    *("stepwords", "odds", "stepcost", "inspect", "race"),
+    *("stepwords", "odds", "stepcost", "inspect", "race", "race-chart", "race-text"),
     *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/lookahead", "methods/layers"),
     *("methods/model", "methods/alone", "methods", "start"),
 )

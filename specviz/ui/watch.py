@@ -35,7 +35,7 @@ from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visit, Visits
 
-__all__ = ["PRIVATE", "Watch"]
+__all__ = ["OPEN_SETTINGS_JS", "PRIVATE", "Watch"]
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
@@ -71,7 +71,7 @@ _PRESET_JS = """(name) => {
   return prompts[(turns[name] = (turns[name] ?? -1) + 1) %% prompts.length];
 }"""
 
-_OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
+OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
 
 
 class Watch:
@@ -227,7 +227,7 @@ class Watch:
         self.share.connect(
             demo, view=self.view, outputs=outputs, show=self._recorded, fields=self.fields, defaults=defaults
         )
-        self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
+        self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)

@@ -1,0 +1,158 @@
+"""The tab "Race": which methods run against plain decoding, and what they came to. The view does the rest."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from specviz.drafters.registry import METHODS
+from specviz.errors import SpecvizError
+from specviz.models.catalog import ModelPair
+from specviz.ui.api import CONCURRENCY
+from specviz.ui.header import header_value
+from specviz.ui.host import EngineHost
+from specviz.ui.lanes import Lane, load_lanes, to_csv
+from specviz.ui.problems import sentence_for
+from specviz.ui.racing import MAX_RACERS, RaceEncoder, RaceSettings, recorded_race, run_race
+from specviz.ui.recorded import TRACES
+from specviz.ui.visits import Visits
+from specviz.ui.watch import OPEN_SETTINGS_JS, PRIVATE
+
+__all__ = ["RECORDED_RACE", "Race"]
+
+RECORDED_RACE = TRACES / "race"
+
+_FAVOURITES = ("cascade", "prompt-lookup", "feature", "draft-model", "ngram-table", "lookahead")
+"""Chosen at first, as far as the pair offers them: three that differ much."""
+
+_HOW = "Run one after another, replayed on one clock: two at once would slow each other down."
+
+
+class Race:
+    """The tab's parts and what they do. Within a Blocks, build `toolbar`, then `connect`.
+
+    fields: the settings that all tabs share, by the names of `settings.DEFAULTS`. pairs: names that can be chosen.
+    """
+
+    def __init__(self, host: EngineHost, fields: Mapping[str, gr.Component], pairs: Sequence[str]) -> None:
+        self.host = host
+        self.fields = fields
+        self.pairs = pairs
+        self.visits = Visits()
+        self.recorded = load_lanes(RECORDED_RACE)
+        self._tables = tempfile.TemporaryDirectory(prefix="specviz-race-")
+
+    def toolbar(self) -> None:
+        """The row of actions, and the methods to race."""
+        narrow: dict[str, Any] = {"scale": 0, "min_width": 94}
+        with gr.Row(elem_classes="toolbar"):
+            with gr.Row(elem_classes="actions"):
+                self.settings = gr.Button("Settings", elem_classes="open-settings", **narrow)
+                self.start = gr.Button(
+                    "Start the race",
+                    variant="primary",
+                    elem_classes="run",
+                    elem_id="race-start",
+                    scale=0,
+                    min_width=150,
+                )
+                self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
+            with gr.Row(elem_classes="extras"):
+                gr.HTML(
+                    html_template=f"<p class='race-how'>{_HOW}</p>", js_on_load=None, apply_default_css=False,
+                    elem_classes="note",
+                )  # fmt: skip
+                self.save = gr.DownloadButton(
+                    "Save table", value=str(self._table(self.recorded)) if self.recorded else None,
+                    interactive=bool(self.recorded), elem_id="race-save", scale=0, min_width=90,
+                )  # fmt: skip
+        choices = _choices(self.host.pairs[self.host.default_pair])
+        self.racers = gr.Dropdown(
+            choices, value=_favourites(choices), multiselect=True, max_choices=MAX_RACERS, filterable=False,
+            label="Against plain decoding", info="up to three methods; prompt and settings are those on the left",
+            elem_id="racers",
+        )  # fmt: skip
+
+    def connect(self, demo: gr.Blocks, tab: gr.Tab, view: gr.HTML, header: gr.HTML) -> None:
+        """Wire the parts. Values arrive as the browser sent them; `RaceSettings` refuses bad ones in words."""
+        self.view, self.header = view, header
+        raw: dict[str, Any] = PRIVATE | {"preprocess": False}
+        quick: dict[str, Any] = raw | {"queue": False}
+        inputs = [self.racers, *self.fields.values()]
+        outputs = [header, view, self.start, self.stop, self.save]
+        self.start.click(self._run, inputs, outputs, **raw, **CONCURRENCY)
+        self.stop.click(self._stop, None, self.stop, **quick)
+        self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
+        self.fields["pair"].change(self._offer, [self.fields["pair"], self.racers], self.racers, **quick)
+        if self.recorded:  # sent when the tab is first seen: the other tabs do without it
+            tab.select(lambda: recorded_race(self.recorded), None, view, **quick)
+        demo.unload(self._leave)
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _run(self, request: gr.Request, racers: Any, *values: Any) -> Iterator[dict[Any, Any]]:
+        encoder = RaceEncoder()
+        try:
+            settings = RaceSettings.read(dict(zip(self.fields, values, strict=True)), racers, self.pairs)
+        except SpecvizError as error:
+            yield {self.view: encoder.problem(sentence_for(error))}
+            return
+        yield {
+            self.view: encoder.status("Getting ready"),
+            self.start: gr.Button(interactive=False),
+            self.stop: gr.Button(interactive=True),
+        }
+        for delta in run_race(self.host, self.visits.of(request.session_hash), settings, encoder):
+            yield {self.view: delta, self.header: header_value(self.host.status)}
+        yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)}
+        if encoder.lanes:
+            yield self._saved(encoder)
+
+    def _saved(self, encoder: RaceEncoder) -> dict[Any, Any]:
+        try:
+            return {self.save: gr.DownloadButton(value=str(self._table(encoder.lanes)), interactive=True)}
+        except OSError as error:  # a full disk: the race itself is on the page already
+            return {self.view: encoder.problem(sentence_for(error))}
+
+    def _stop(self, request: gr.Request) -> Any:
+        self.visits.of(request.session_hash).ask_to_stop()
+        return gr.Button(interactive=False)
+
+    def _leave(self, request: gr.Request) -> None:
+        self.visits.forget(request.session_hash)
+
+    def _offer(self, pair: Any, racers: Any) -> Any:
+        """The methods of another pair; of those chosen, the ones it has too."""
+        chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
+        if chosen is None or not isinstance(racers, list):
+            return gr.skip()
+        choices = _choices(chosen)
+        kept = [name for _, name in choices if name in racers]
+        return gr.Dropdown(choices=choices, value=kept or _favourites(choices))
+
+    def _table(self, lanes: Sequence[Lane]) -> Path:
+        """Gradio copies it for the download at once, so files here live for a minute."""
+        folder = Path(self._tables.name)
+        for old in folder.glob("*/*.csv"):
+            if time.time() - old.stat().st_mtime > 60:
+                old.unlink(missing_ok=True)
+        path = Path(tempfile.mkdtemp(dir=folder)) / "specviz-race.csv"
+        path.write_text(to_csv(lanes), encoding="utf-8")
+        return path
+
+
+def _choices(pair: ModelPair) -> list[tuple[str, str]]:
+    """(title, name) of what this pair can race against plain decoding."""
+    return [
+        (method.title, method.name) for method in METHODS.values() if method.name != "plain" and method.is_offered(pair)
+    ]
+
+
+def _favourites(choices: Sequence[tuple[str, str]]) -> list[str]:
+    names = [name for _, name in choices]
+    return [name for name in _FAVOURITES if name in names][:MAX_RACERS]
