@@ -20,6 +20,7 @@ function receive(text) {
   let delta;
   try { delta = JSON.parse(text); } catch { return; }
   if (!delta || typeof delta !== 'object') return;
+  if (delta.tour) return takeTour(delta.tour);
   if (delta.run !== feed.id) Object.assign(feed, { id: delta.run, seq: -1, plain: null });
   if (delta.seq <= feed.seq) return; // the last delta comes twice
   if (delta.seq !== feed.seq + 1) console.warn(`specviz: missed updates between ${feed.seq} and ${delta.seq}`);

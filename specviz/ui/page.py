@@ -17,6 +17,7 @@ from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
 from specviz.ui.recorded import Recording, opening_run
 from specviz.ui.theme import NATIVE_CSS, THEME
+from specviz.ui.tour import connect_tour
 from specviz.ui.view import VIEW_CSS
 from specviz.ui.watch import Watch
 
@@ -55,8 +56,11 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 pass
             with _tab("methods", "Methods"):
                 pass
+            with _tab("tour", "Tour") as tour_tab:
+                pass
         watch.main()
         watch.connect(demo, header)
+        connect_tour(tour_tab, watch.view)
         add_api(host)
         demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)

@@ -16,9 +16,9 @@ import gradio as gr
 __all__ = ["PANELS", "VIEW_CSS", "make_view"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
-_SCRIPTS = ("dom", "strip", "detail", "charts", "panels", "main", "inspect", "race", "methods", "start")
+_SCRIPTS = ("dom", "strip", "detail", "charts", "panels", "main", "inspect", "race", "methods", "tour", "start")
 """In this order they are the body of one function, so each may use what stands before it."""
-PANELS = ("watch", "inspect", "race", "methods")
+PANELS = ("watch", "inspect", "race", "methods", "tour")
 """Parts of the view, one seen at a time; each has files of markup, script and, but for the first, style."""
 
 
