@@ -18,6 +18,7 @@ function receive(text) {
   try { delta = JSON.parse(text); } catch { return; }
   if (!delta || typeof delta !== 'object') return;
   if (delta.race) return receiveRace(delta);
+  if (delta.tour) return takeTour(delta.tour);
   if (!isNews(feed, delta)) return;
   queue.push(delta);
   flushSoon();

@@ -22,6 +22,7 @@ from specviz.ui.lab_charts import LAB_CSS
 from specviz.ui.race import Race
 from specviz.ui.recorded import Recording, opening_run
 from specviz.ui.theme import NATIVE_CSS, THEME
+from specviz.ui.tour import connect_tour
 from specviz.ui.view import VIEW_CSS
 from specviz.ui.watch import Watch
 
@@ -64,11 +65,14 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 lab.main()
             with _tab("methods", "Methods"):
                 pass
+            with _tab("tour", "Tour") as tour_tab:
+                pass
         watch.toolbar()
         watch.main()
         watch.connect(demo, header)
         lab.connect(demo, lab_tab, header)
         race.connect(demo, race_tab, watch.view, header)
+        connect_tour(tour_tab, watch.view)
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)

@@ -23,10 +23,10 @@ _SCRIPTS = (
     *("dom", "strip", "detail", "charts", "panels", "words", "replay", "main", "stripfile", "share"),
     *("stepwords", "odds", "stepcost", "inspect", "race", "race-chart", "race-text"),
     *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/lookahead", "methods/layers"),
-    *("methods/model", "methods/alone", "methods", "start"),
+    *("methods/model", "methods/alone", "methods", "tour", "start"),
 )
 """In this order they are the body of one function, so each may use what stands before it."""
-PANELS = ("watch", "inspect", "race", "methods")
+PANELS = ("watch", "inspect", "race", "methods", "tour")
 """Parts of the view, one seen at a time; each has files of markup, script and, but for the first, style."""
 
 
