@@ -1,9 +1,15 @@
 """The dashboard: python app.py, then open the address it prints."""
 
-from __future__ import annotations
+import sys
+
+if sys.version_info < (3, 11):  # ahead of anything that an older Python could not even read
+    sys.exit(
+        "specviz: Python 3.11 or newer is needed, and this is Python {}.{} ({}). Install a newer one from "
+        "https://www.python.org/downloads/ and start app.py with it.".format(*sys.version_info[:2], sys.executable)
+    )
 
 import argparse
-import sys
+import os
 import time
 from collections.abc import Sequence
 
@@ -30,8 +36,15 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import get_pair
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
+    from specviz.ui.space import on_zero_gpu, settle_in
 
-    host = EngineHost(default_pair=get_pair(options.pair).name if options.pair else None, default_dtype=options.dtype)
+    settle_in()
+    kind, first = EngineHost, options.pair
+    if on_zero_gpu():
+        from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
+
+        kind, first = ZeroGpuHost, first or DEFAULT_PAIR
+    host = kind(default_pair=get_pair(first).name if first else None, default_dtype=options.dtype)
     if options.load:
         host.start()
     demo = build_page(host)
@@ -54,7 +67,8 @@ def _serve(options: argparse.Namespace, began: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="app.py", description="See speculative decoding accept and reject tokens.")
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to serve the network too (default: %(default)s)")
+    here = os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
     parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
