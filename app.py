@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Sequence
 
+from specviz.console import speak_utf8
 from specviz.errors import SpecvizError
+from specviz.install import InstallError, install, missing_packages, run_inside
 
 DEFAULT_PORT = 7860
 
@@ -21,14 +23,21 @@ DEFAULT_PORT = 7860
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the page until interrupted. Returns the exit status: 0, or 2 after an error."""
     began = time.perf_counter()
-    options = _parser().parse_args(argv)
+    speak_utf8()
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(words)
     try:
+        if options.install:
+            return run_inside(install(), [word for word in words if word != "--install"])
+        missing = missing_packages()
+        if missing:
+            raise InstallError(f"this Python lacks {', '.join(missing)}. Run: {sys.executable} app.py --install")
         return _serve(options, began)
     except SpecvizError as error:
         print(f"specviz: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"specviz: the page cannot be served on port {options.port}: {error}", file=sys.stderr)
+    except (OSError, OverflowError) as error:
+        print(f"specviz: {_cannot_serve(options, error)}", file=sys.stderr)
         return 2
 
 
@@ -64,8 +73,20 @@ def _serve(options: argparse.Namespace, began: float) -> int:
         demo.close()
 
 
+def _cannot_serve(options: argparse.Namespace, error: Exception) -> str:
+    if options.port is None:
+        return f"the page cannot be served on {options.host}: {error}"
+    return (
+        f"port {options.port} of {options.host} is in use, or not yours to use. Choose another with --port, or leave "
+        "--port out for the next free one."
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="app.py", description="See speculative decoding accept and reject tokens.")
+    parser.add_argument(
+        "--install", action="store_true", help="first install what is missing, into .venv beside app.py"
+    )
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
     here = os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
     parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")

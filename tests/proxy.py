@@ -1,4 +1,4 @@
-"""A reverse proxy that serves another server under a folder of its own, as a lecture's or a company's web server does."""
+"""A reverse proxy that serves another server under a folder of its own, as a company's web server does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-encodin
 
 @contextmanager
 def proxied(upstream: str, folder: str) -> Iterator[str]:
-    """The address of `folder` on a new port; requests under it go on to `upstream` without the folder, others get 404."""
+    """The address of `folder` on a new port; what is asked of it goes on to `upstream` without the folder."""
     client = httpx.AsyncClient(base_url=upstream, timeout=60)
 
     async def forward(request: Request) -> Response:

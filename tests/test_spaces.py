@@ -70,7 +70,16 @@ def test_front_matter_makes_a_gradio_space(front: dict[str, Any]):
     assert requirements()["gradio"] == f"=={front['sdk_version']}" == f"=={gr.__version__}"
     assert front["python_version"] in ("3.12.12",), "the only one of ZeroGPU's that specviz runs on"
     assert front["license"] == "apache-2.0" and front["title"] == "specviz" and len(front["short_description"]) <= 60
-    assert {front["colorFrom"], front["colorTo"]} <= set("red yellow green blue indigo purple pink gray".split())
+    assert {front["colorFrom"], front["colorTo"]} <= {
+        "red",
+        "yellow",
+        "green",
+        "blue",
+        "indigo",
+        "purple",
+        "pink",
+        "gray",
+    }
 
 
 def test_models_are_preloaded_by_name_and_commit_as_the_catalog_has_them(front: dict[str, Any]):

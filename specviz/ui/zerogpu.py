@@ -44,7 +44,7 @@ LEAST_S = 10
 """Seconds asked for a token, and at least for a run: more than slow ones take, as only used seconds are charged."""
 
 MOST_S = 75
-"""Most seconds asked for. Half a Blackwell card counts them 1.5 times, and a visitor without an account has 120 a day."""
+"""Most seconds asked for. Half a card counts them 1.5 times, and a visitor without an account has 120 a day."""
 
 Data = dict[str, Any]
 Kind = Literal["stream", "stream_plain", "stream_equal_width", "logit_gap"]
