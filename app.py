@@ -1,13 +1,21 @@
 """The dashboard: python app.py, then open the address it prints."""
 
-from __future__ import annotations
+import sys
+
+if sys.version_info < (3, 11):  # ahead of anything that an older Python could not even read
+    sys.exit(
+        "specviz: Python 3.11 or newer is needed, and this is Python {}.{} ({}). Install a newer one from "
+        "https://www.python.org/downloads/ and start app.py with it.".format(*sys.version_info[:2], sys.executable)
+    )
 
 import argparse
-import sys
+import os
 import time
 from collections.abc import Sequence
 
+from specviz.console import speak_utf8
 from specviz.errors import SpecvizError
+from specviz.install import InstallError, install, missing_packages, run_inside
 
 DEFAULT_PORT = 7860
 
@@ -15,14 +23,21 @@ DEFAULT_PORT = 7860
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the page until interrupted. Returns the exit status: 0, or 2 after an error."""
     began = time.perf_counter()
-    options = _parser().parse_args(argv)
+    speak_utf8()
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(words)
     try:
+        if options.install:
+            return run_inside(install(), [word for word in words if word != "--install"])
+        missing = missing_packages()
+        if missing:
+            raise InstallError(f"this Python lacks {', '.join(missing)}. Run: {sys.executable} app.py --install")
         return _serve(options, began)
     except SpecvizError as error:
         print(f"specviz: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"specviz: the page cannot be served on port {options.port}: {error}", file=sys.stderr)
+    except (OSError, OverflowError) as error:
+        print(f"specviz: {_cannot_serve(options, error)}", file=sys.stderr)
         return 2
 
 
@@ -30,8 +45,15 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import get_pair
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
+    from specviz.ui.space import on_zero_gpu, settle_in
 
-    host = EngineHost(default_pair=get_pair(options.pair).name if options.pair else None, default_dtype=options.dtype)
+    settle_in()
+    kind, first = EngineHost, options.pair
+    if on_zero_gpu():
+        from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
+
+        kind, first = ZeroGpuHost, first or DEFAULT_PAIR
+    host = kind(default_pair=get_pair(first).name if first else None, default_dtype=options.dtype)
     if options.load:
         host.start()
     demo = build_page(host)
@@ -51,10 +73,23 @@ def _serve(options: argparse.Namespace, began: float) -> int:
         demo.close()
 
 
+def _cannot_serve(options: argparse.Namespace, error: Exception) -> str:
+    if options.port is None:
+        return f"the page cannot be served on {options.host}: {error}"
+    return (
+        f"port {options.port} of {options.host} is in use, or not yours to use. Choose another with --port, or leave "
+        "--port out for the next free one."
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="app.py", description="See speculative decoding accept and reject tokens.")
+    parser.add_argument(
+        "--install", action="store_true", help="first install what is missing, into .venv beside app.py"
+    )
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to serve the network too (default: %(default)s)")
+    here = os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
     parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")

@@ -27,6 +27,7 @@ from specviz.config import (
     RunConfig,
     SamplingParams,
 )
+from specviz.console import speak_utf8
 from specviz.errors import ConfigError, SpecvizError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.lab.command import add_lab_command
@@ -45,6 +46,7 @@ _REJECTED = "31;9"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an error."""
+    speak_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     options = _parser(with_methods=words[:1] == ["run"]).parse_args(words)
     try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import operator
-import resource
 import secrets
 import shlex
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +38,7 @@ from specviz.events import (
 from specviz.models.chat import clean_text, encode_prompt
 from specviz.models.exactness import ExactnessReport, check_exactness, pass_seconds
 from specviz.models.loader import LoadedPair
-from specviz.models.machine import probe, versions
+from specviz.models.machine import peak_resident_bytes, probe, versions
 from specviz.models.session import MAX_NODES, Session
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
@@ -528,7 +526,7 @@ class _Run:
             "draft_bytes": self.started.draft.num_bytes if self.started.draft else 0,
             "target_cache_bytes": self.session.num_bytes,
             "draft_cache_bytes": self.drafter.num_bytes,
-            "peak_resident_bytes": _peak_resident_bytes(),
+            "peak_resident_bytes": peak_resident_bytes(),
         }
         return RunFinished(
             reason=reason,
@@ -614,9 +612,3 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The run's settings as flat plain data."""
     flat = asdict(config)
     return flat.pop("sampling") | flat.pop("options") | flat | {"stop": list(config.stop)}
-
-
-def _peak_resident_bytes() -> int:
-    """Highest resident memory of this process so far. Linux counts in KiB, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

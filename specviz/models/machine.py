@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,12 @@ from typing import Any
 
 from specviz.models.catalog import ModelPair
 
-__all__ = ["Machine", "fits", "memory_limit", "probe", "quota_cores", "set_threads", "versions"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["Machine", "fits", "memory_limit", "peak_resident_bytes", "probe", "quota_cores", "set_threads", "versions"]
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "bitsandbytes", "gguf", "gradio")
 UNLIMITED = 1 << 60
@@ -137,6 +143,14 @@ def fits(pair: ModelPair, machine: Machine, dtype: str = "auto") -> str | None:
     half = memory_needed(pair, "bfloat16")
     remedy = " It would fit in bfloat16." if name == "float32" and half <= have else ""
     return f"{pair.title} needs {need / 1e9:.1f} GB of {kind} in {name}, and {have / 1e9:.1f} GB are free here.{remedy}"
+
+
+def peak_resident_bytes() -> int:
+    """Highest resident memory of this process so far; 0 on Windows, which does not tell by this way."""
+    if resource is None:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts in bytes, Linux in KiB
 
 
 def versions() -> dict[str, str]:
