@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("gradio")
 
+import gradio as gr
 import gradio.processing_utils
 import httpx
 from gradio.utils import get_upload_folder
@@ -27,6 +28,7 @@ from specviz.ui.downloads import MAX_FOLLOWERS
 from specviz.ui.host import Notice
 from specviz.ui.live import new_encoder, run_live
 from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
+from specviz.ui.watch import Watch
 
 # --- the line ------------------------------------------------------------------------------------------------------
 
@@ -203,10 +205,11 @@ def test_few_may_wait_for_downloads_and_too_large_a_pair_is_never_fetched() -> N
 
 
 def test_a_full_disk_is_told_in_words_and_leaves_no_half_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specviz.ui.watch import Watch
-
     one, visit = make_host(), Visit()
     watch = Watch(one, None)
+    with gr.Blocks():
+        watch.sidebar()
+        watch.main()
     list(run_live(one, visit, settings(), new_encoder()))
     assert visit.last is not None
 
@@ -214,11 +217,10 @@ def test_a_full_disk_is_told_in_words_and_leaves_no_half_trace(monkeypatch: pyte
         path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    watch.view = "view"  # type: ignore[assignment]
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write)
         shown = watch._results(visit, visit.last.encoder)
-    said = json.loads(shown["view"])["error"]
+    said = json.loads(shown[watch.view])["error"]
     assert said == "The disk of this machine is full. Your last run is still here."
     assert not list(Path(watch._traces.name).rglob("*.jsonl"))
     assert load_trace(watch._trace_file(visit.last)).damage == ""
@@ -300,7 +302,7 @@ def test_an_address_in_a_field_is_not_fetched(site: Any, monkeypatch: pytest.Mon
 
     assert gradio.processing_utils.async_ssrf_protected_get is gate._fetch_nothing
     monkeypatch.setattr(gradio.processing_utils, "async_ssrf_protected_download", spy)
-    url, one, _ = site
+    url = site[0]
     file = {"path": "http://192.0.2.1/large", "meta": {"_type": "gradio.FileData"}}
     info = httpx.get(f"{url}/gradio_api/info").json()["named_endpoints"]["/spec_events"]["parameters"]
     values = [file, *(parameter["parameter_default"] for parameter in info[1:])]
