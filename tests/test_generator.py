@@ -844,6 +844,19 @@ def test_trees_when_sampling(script):
     assert log_of(play(engine, PROMPT, settings)) == log_of(play(engine, PROMPT, settings))
 
 
+def test_a_branch_that_passed_and_lost_is_discarded_not_rejected(script):
+    """A rule that keeps what is likely enough passes several branches, and the longest wins. A token of another one was
+    tried and never refused: it is discarded, with the probability that it was tried by."""
+    script(lambda ids, n: Proposal(torch.tensor([40, 7, 41]), (-1, -1, 0)) if n >= 2 else [])
+    fates = {}
+    for floor in (0.0, 1.0):
+        settings = config("script", gamma=2, max_new_tokens=6, verify="threshold", threshold=floor)
+        first = steps_of(list(tape_engine(range(40, 60)).stream([65], settings)))[0]
+        fates[floor] = [token.fate for token in first.drafted]
+        assert [token.target_prob is not None for token in first.drafted] == [True, True, floor == 0.0]
+    assert fates == {0.0: ["accepted", "discarded", "accepted"], 1.0: ["rejected", "rejected", "discarded"]}
+
+
 def test_a_tree_that_is_too_large_is_cut(script):
     """Case 92: 2000 siblings; the cache has room for MAX_NODES, the rest is dropped, also at the end of a run."""
     script(lambda ids, n: Proposal(torch.tensor(ids_from(len(ids), 2000)), (-1,) * 2000))
