@@ -106,8 +106,8 @@ def spec_events() -> Any:
 
 PARAMETERS = (
     "prompt", "method", "gamma", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed",
-    "stop", "pair", "dtype", "exact", "width", "draft_quant", "draft_length", "confidence", "verify", "epsilon", "delta",
-    "threshold", "options", "raw", "detail", "time_limit_s",
+    "stop", "pair", "dtype", "exact", "width", "draft_quant", "draft_length", "confidence", "verify", "epsilon",
+    "delta", "threshold", "options", "raw", "detail", "time_limit_s",
 )  # fmt: skip
 OPTIONS = st.dictionaries(st.sampled_from(["window", "tree", "ngram", "min_match", "\ud800"]), FEW, max_size=2)
 

@@ -27,6 +27,7 @@ from specviz.ui import gate, host
 from specviz.ui.downloads import MAX_FOLLOWERS
 from specviz.ui.host import Notice
 from specviz.ui.live import new_encoder, run_live
+from specviz.ui.page import build_page
 from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
 from specviz.ui.watch import Watch
 
@@ -229,6 +230,18 @@ def test_a_full_disk_is_told_in_words_and_leaves_no_half_trace(monkeypatch: pyte
 def test_no_message_of_a_full_disk_holds_a_path() -> None:
     sentence = sentence_for(OSError(errno.ENOSPC, "No space left on device", "/home/somebody/x"), stays="It stays.")
     assert sentence == "The disk of this machine is full. It stays."
+
+
+def test_case_103_the_page_is_built_without_touching_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU may be used only inside a job, the main process must not initialise it. The torch of the tests has no
+    CUDA, so an import that touched it would fail everywhere; building the page may not either."""
+    import torch
+
+    def touched(*args: object) -> None:
+        raise AssertionError("CUDA was initialised")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    assert build_page(host.EngineHost(default_pair="smollm2-135m")).fns
 
 
 # --- the gate: what the web server lets in -------------------------------------------------------------------------
