@@ -40,8 +40,8 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 
-MAX_INT = 2**53 - 1
-"""Whole numbers in a file beyond this are refused: JavaScript cannot hold them, and dividing them could overflow."""
+MAX_INT = 2**63 - 1
+"""Whole numbers in a file beyond this are refused: no seed or count is larger, and dividing them could overflow."""
 
 MAX_DEPTH = 32
 """Levels of lists and objects in free-form data of a file."""

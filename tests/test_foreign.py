@@ -664,6 +664,19 @@ def test_a_draft_that_is_there_is_not_overwritten(pair, tmp_path, capsys):
         import_draft(out, pair)
 
 
+def test_training_does_not_go_on_from_an_imported_head(pair, tmp_path):
+    """Its layers read other inputs than those trained here: refused by name, before anything is loaded."""
+    from specviz.train.drafts import train_draft
+
+    out, _ = import_draft(put(tmp_path / "got", eagle(), "pytorch_model.bin", **EAGLE_CONFIG), pair)
+    with pytest.raises(ConfigError, match="--from names an imported EAGLE head"):
+        train_draft([tmp_path / "none.npz"], "feature", pair, {"start": str(out)})
+    with pytest.raises(ConfigError, match="imported EAGLE head"):
+        train_draft([tmp_path / "none.npz"], "student", pair, {"start": str(out)})
+    with pytest.raises(ModelLoadError, match=r"its draft\.json is missing"):
+        train_draft([tmp_path / "none.npz"], "student", pair, {"start": str(tmp_path)})
+
+
 def test_the_method_asked_for_has_to_be_the_one_it_is_for(pair, tmp_path):
     with pytest.raises(ConfigError, match="Medusa heads, for the method medusa, not feature"):
         import_draft(put(tmp_path / "got", medusa()), pair, "feature")

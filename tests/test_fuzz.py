@@ -10,6 +10,7 @@ import math
 import os
 from typing import Any
 
+import gradio as gr
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from streams import STREAMS
 
 from specviz.config import RunConfig, SamplingParams
+from specviz.drafters.registry import METHODS
 from specviz.errors import SpecvizError, TraceError
 from specviz.metrics import Baseline, fold
 from specviz.proposal import Proposal
@@ -84,6 +86,53 @@ def test_any_link_restores_what_holds(query: dict[str, str]) -> None:
     good, ignored = read_link(query, PAIRS)
     assert set(good) | set(ignored) == set(query)
     WatchSettings.read(good | ({"exact": "auto"} if "exact" in good else {}), PAIRS)
+
+
+# --- the endpoint for programs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spec_events() -> Any:
+    from hosts import make_host, take
+
+    from specviz.ui.page import build_page
+
+    host = make_host()
+    turn, _ = take(host)
+    turn.close()
+    demo = build_page(host)
+    return next(fn.fn for fn in demo.fns.values() if fn.api_name == "spec_events")
+
+
+PARAMETERS = (
+    "prompt", "method", "gamma", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed",
+    "stop", "pair", "dtype", "exact", "width", "draft_quant", "draft_length", "confidence", "verify", "epsilon",
+    "delta", "threshold", "options", "raw", "detail", "time_limit_s",
+)  # fmt: skip
+OPTIONS = st.dictionaries(st.sampled_from(["window", "tree", "ngram", "min_match", "\ud800"]), FEW, max_size=2)
+
+
+@given(
+    st.sampled_from(sorted(METHODS)),
+    st.dictionaries(st.sampled_from(PARAMETERS), FEW, max_size=2),
+    st.one_of(st.none(), OPTIONS),
+)
+@examples(150)
+def test_any_call_of_the_endpoint_is_a_run_or_a_sentence(
+    spec_events: Any, method: str, values: dict[str, Any], options: Any
+) -> None:
+    call: dict[str, Any] = {"prompt": "ab", "method": method, "gamma": 2, "max_new_tokens": 2, "options": options}
+    call |= values
+    try:
+        sent = list(spec_events(**call))
+    except gr.Error as refused:
+        said = refused.message
+        assert "Something failed inside" not in said, call
+        said.encode()
+        return
+    assert sent[-1]["type"] == "Summary"
+    assert sent[-2]["reason"] != "error", sent[-2]["message"]
+    json.dumps(sent, allow_nan=False).encode()
 
 
 # --- trees ---------------------------------------------------------------------------------------------------------

@@ -700,6 +700,38 @@ def test_time_limit():
     assert finish(play(engine, PROMPT, config("draft-model", max_new_tokens=5, time_limit_s=60.0))).reason == "length"
 
 
+SETTINGS: list[tuple[dict[str, Any], Callable[[list[Any]], Any], Any]] = [
+    ({"gamma": 1}, lambda events: max(step.num_drafted for step in steps_of(events)), 1),
+    ({"max_new_tokens": 5}, lambda events: finish(events).num_tokens, 5),
+    ({"temperature": 0.0}, lambda events: events[0].verify, "greedy"),
+    ({"top_k": 1}, lambda events: {token.target_prob for step in steps_of(events) for token in step.emitted}, {1.0}),
+    ({"top_p": 1e-6}, lambda events: {token.target_prob for step in steps_of(events) for token in step.emitted}, {1.0}),
+    ({"repetition_penalty": 10.0}, lambda events: len(set(finish(events).token_ids)), 24),
+    ({"raw": True}, lambda events: events[0].prompt_ids, tuple(byte_tokenizer()("ab")["input_ids"])),
+    ({"detail": True}, lambda events: any(t.target_top for step in steps_of(events) for t in step.drafted), True),
+    ({"exact": True, "width": 16}, lambda events: {step.rows for step in steps_of(events)}, {16}),
+    ({"verify": "threshold"}, lambda events: events[0].exactness, "approximate"),
+    ({"verify": "typical", "epsilon": 0.0}, lambda events: finish(events).reason, "length"),
+    ({"draft_length": "heuristic"}, lambda events: len({step.gamma for step in steps_of(events)[:-4]}) > 1, True),
+    ({"draft_length": "confidence", "confidence": 1.0}, lambda events: max(s.num_drafted for s in steps_of(events)), 1),
+    ({"time_limit_s": 1e-6}, lambda events: finish(events).reason, "time"),
+    ({"stop": ("a", "e", "\ufffd", "t")}, lambda events: finish(events).reason, "stop"),
+    ({"method": "prompt-lookup"}, lambda events: events[0].method, "prompt-lookup"),
+]
+"""A change of one setting, what to look at, and what has to be there then and not before."""
+
+
+@pytest.mark.parametrize(("changes", "look", "wanted"), SETTINGS, ids=[str(changes)[:40] for changes, *_ in SETTINGS])
+def test_case_116_every_setting_has_an_effect(changes, look, wanted):
+    """The methods' own settings have their effects tested beside each drafter."""
+    engine = generator(wild(), near(), eos=())
+    usual = {"method": "draft-model", "gamma": 4, "max_new_tokens": 24, "temperature": 1.0, "seed": 3}
+    before, after = ([*engine.stream("ab", config(**settings))] for settings in (usual, usual | changes))
+    assert look(after) == wanted
+    if "epsilon" not in changes:
+        assert look(before) != wanted
+
+
 def test_timings_come_from_the_clock_and_add_up(monkeypatch):
     """A clock that advances one second a look: prefill 1, and draft 2, verification 1, the rest 3 looks per step."""
     ticks = itertools.count()
@@ -842,6 +874,19 @@ def test_trees_when_sampling(script):
     engine = generator(wild(), eos=())
     settings = config("script", gamma=3, max_new_tokens=40, temperature=1.5, seed=5, detail=True)
     assert log_of(play(engine, PROMPT, settings)) == log_of(play(engine, PROMPT, settings))
+
+
+def test_a_branch_that_passed_and_lost_is_discarded_not_rejected(script):
+    """A rule that keeps what is likely enough passes several branches, and the longest wins. A token of another one was
+    tried and never refused: it is discarded, with the probability that it was tried by."""
+    script(lambda ids, n: Proposal(torch.tensor([40, 7, 41]), (-1, -1, 0)) if n >= 2 else [])
+    fates = {}
+    for floor in (0.0, 1.0):
+        settings = config("script", gamma=2, max_new_tokens=6, verify="threshold", threshold=floor)
+        first = steps_of(list(tape_engine(range(40, 60)).stream([65], settings)))[0]
+        fates[floor] = [token.fate for token in first.drafted]
+        assert [token.target_prob is not None for token in first.drafted] == [True, True, floor == 0.0]
+    assert fates == {0.0: ["accepted", "discarded", "accepted"], 1.0: ["rejected", "rejected", "discarded"]}
 
 
 def test_a_tree_that_is_too_large_is_cut(script):

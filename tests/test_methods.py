@@ -15,7 +15,7 @@ import torch
 from browser import ChromiumPage, open_page
 from checks import noisy, wild_llama
 from fakes import byte_tokenizer, config, generator
-from streams import METHOD_STREAMS, STREAMS, drafted, emitted, hostile, started, step, stream
+from streams import METHOD_STREAMS, STREAMS, drafted, emitted, started, step, stream
 
 from specviz.detokenize import token_names
 from specviz.drafters.base import DraftContext, Outcome

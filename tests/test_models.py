@@ -518,6 +518,28 @@ def test_case_113_timeout_is_no_network(monkeypatch):
     with FakeHub(delay_s=5) as hub:
         monkeypatch.setattr(fetch, "HUB_ENDPOINT", hub.address)
         assert "did not answer" in fail(hub_pair("main"))
+        assert "did not answer" in fail(hub_pair())  # the library itself would wait for ever for a commit's file list
+
+
+def test_case_113_a_hub_that_falls_silent_later_on(monkeypatch, tmp_path):
+    """It answers the first question and then no more: every request has a limit."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub library tries again for 25 s
+    monkeypatch.setattr(fetch, "HUB_TIMEOUT_S", 0.2)
+    source = save_model(tmp_path / "source")
+    with FakeHub(source) as hub:
+        answer = hub.server.RequestHandlerClass.answer
+
+        def silent_behind_the_first(handler, send_body):
+            if hub.requests:
+                hub.requests.append(handler.path)
+                hub.stop.wait(5)
+            else:
+                answer(handler, send_body)
+
+        monkeypatch.setattr(hub.server.RequestHandlerClass, "answer", silent_behind_the_first)
+        monkeypatch.setattr(fetch, "HUB_ENDPOINT", hub.address)
+        assert "did not answer" in fail(hub_pair())
+        assert len(hub.requests) > 1
 
 
 def test_case_113_offline_with_cached_files_makes_no_call(tmp_path, monkeypatch, no_network):

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("gradio")
 
+import gradio as gr
 import gradio.processing_utils
 import httpx
 from gradio.utils import get_upload_folder
@@ -25,8 +26,9 @@ from specviz.ui import gate, host
 from specviz.ui.downloads import MAX_FOLLOWERS
 from specviz.ui.host import Notice
 from specviz.ui.live import new_encoder, run_live
-from specviz.ui.share import Share
+from specviz.ui.page import build_page
 from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
+from specviz.ui.watch import Watch
 
 # --- the line ------------------------------------------------------------------------------------------------------
 
@@ -202,11 +204,15 @@ def test_few_may_wait_for_downloads_and_too_large_a_pair_is_never_fetched() -> N
 # --- a full disk ---------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_leaves_no_half_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_in_words_and_leaves_no_half_file(monkeypatch: pytest.MonkeyPatch) -> None:
     one, visit = make_host(), Visit()
+    watch = Watch(one, None)
+    with gr.Blocks():
+        watch.sidebar()
+        watch.toolbar()
+        watch.main()
     list(run_live(one, visit, settings(), new_encoder()))
     assert visit.last is not None
-    share = Share(None)
 
     def write(path: Path, text: str, encoding: str) -> None:
         path.write_bytes(text.encode()[:100])
@@ -214,16 +220,29 @@ def test_a_full_disk_leaves_no_half_file(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", write)
-        with pytest.raises(OSError):
-            share._write(visit.last.events, [])
-    assert not [path for path in Path(share._files.name).rglob("*") if path.is_file()]
-    trace, _ = share._write(visit.last.events, [])
+        shown = watch._results(visit, visit.last.encoder)
+    said = json.loads(shown[watch.view])["error"]
+    assert said == "The disk of this machine is full. Your last run is still here."
+    assert not [path for path in Path(watch.share._files.name).rglob("*") if path.is_file()]
+    trace, _ = watch.share._write(visit.last.events, [])
     assert load_trace(trace).damage == ""
 
 
 def test_no_message_of_a_full_disk_holds_a_path() -> None:
     sentence = sentence_for(OSError(errno.ENOSPC, "No space left on device", "/home/somebody/x"), stays="It stays.")
     assert sentence == "The disk of this machine is full. It stays."
+
+
+def test_case_103_the_page_is_built_without_touching_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU may be used only inside a job, the main process must not initialise it. The torch of the tests has no
+    CUDA, so an import that touched it would fail everywhere; building the page may not either."""
+    import torch
+
+    def touched(*args: object) -> None:
+        raise AssertionError("CUDA was initialised")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    assert build_page(host.EngineHost(default_pair="smollm2-135m")).fns
 
 
 # --- the gate: what the web server lets in -------------------------------------------------------------------------
@@ -297,7 +316,7 @@ def test_an_address_in_a_field_is_not_fetched(site: Any, monkeypatch: pytest.Mon
 
     assert gradio.processing_utils.async_ssrf_protected_get is gate._fetch_nothing
     monkeypatch.setattr(gradio.processing_utils, "async_ssrf_protected_download", spy)
-    url, _one, _ = site
+    url = site[0]
     file = {"path": "http://192.0.2.1/large", "meta": {"_type": "gradio.FileData"}}
     info = httpx.get(f"{url}/gradio_api/info").json()["named_endpoints"]["/spec_events"]["parameters"]
     values = [file, *(parameter["parameter_default"] for parameter in info[1:])]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams import STREAMS
 
+from specviz.config import MAX_SEED
 from specviz.errors import TraceError
 from specviz.events import event_to_json
 from specviz.trace import (
@@ -106,7 +107,7 @@ def changed(number: int, **values: object) -> bytes:
     ("values", "needle"),
     [
         ({"draft_s": 10**400}, "beyond"),  # no float can hold it
-        ({"rows": 2**53}, "beyond"),
+        ({"rows": 2**63}, "beyond"),
         ({"verify_s": -1}, "below 0"),
         ({"num_accepted": 10**9}, "more tokens are said to be accepted"),  # counters keep a place for each
         ({"drafted": [], "num_drafted": 10**9}, "cannot have been drafted"),
@@ -129,6 +130,12 @@ def test_the_caches_are_filled_once_and_before_the_first_step() -> None:
     lines = dump_trace(STREAMS["chain"]()).splitlines()
     for broken in ([*lines[:3], lines[2]], [*lines[:2], lines[3]], [*lines[:4], lines[2]]):
         assert "out of order" in parse_trace("\n".join(broken).encode()).damage
+
+
+def test_the_largest_seed_is_read_back() -> None:
+    trace = parse_trace(changed(0, settings={"seed": MAX_SEED}))
+    assert trace.started.settings == {"seed": MAX_SEED}
+    assert trace.damage == ""
 
 
 def test_an_upload_has_limits_of_its_own(tmp_path) -> None:

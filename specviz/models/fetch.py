@@ -51,6 +51,7 @@ HUB_ENDPOINT: str | None = None
 """Another address of the Hub, for tests; None is the library's own (which reads HF_ENDPOINT)."""
 
 HUB_TIMEOUT_S = 20.0
+"""How long the Hub may be silent."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -272,7 +273,7 @@ def _pip_failure(output: str, wheel: WheelSource, given: Path) -> str:
 
 def _from_hub(source: WeightSource, staging: Path, report: Progress) -> Provenance:
     """Files of a Hub repository: from the Hub library's own cache where they are there, else from the network."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, get_session, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     report(f"Fetching {source.repo}", None)
@@ -293,10 +294,12 @@ def _from_hub(source: WeightSource, staging: Path, report: Progress) -> Provenan
             )
         else:
             try:
-                commit = source.revision
-                if not _COMMIT.fullmatch(commit):
-                    info = HfApi(endpoint=HUB_ENDPOINT).model_info(source.repo, revision=commit, timeout=HUB_TIMEOUT_S)
-                    commit = info.sha or commit
+                get_session().timeout = HUB_TIMEOUT_S  # the library's own default waits for ever
+                # For a commit too: one request tells a Hub that hangs or refuses, without the later ones' retries.
+                info = HfApi(endpoint=HUB_ENDPOINT).model_info(
+                    source.repo, revision=source.revision, timeout=HUB_TIMEOUT_S
+                )
+                commit = info.sha or source.revision
                 snapshot_download(
                     source.repo,
                     revision=commit,
