@@ -145,7 +145,10 @@ def chain() -> list[Event]:
             step(3, [], [emitted(17, " air", "target")], 12, draft_s=0.0, gamma=0),
             step(
                 4,
-                [drafted(18, ".", -1, "accepted"), drafted(2, "<|end|>", 0, "accepted", label="<|end|>")],
+                [
+                    drafted(18, ".", -1, "accepted", draft_prob=0.9),
+                    drafted(2, "<|end|>", 0, "accepted", label="<|end|>"),
+                ],
                 [emitted(18, ".", "accepted"), emitted(2, "<|end|>", "accepted", label="<|end|>", special=True)],
                 13,
                 note=DraftNote("model"),

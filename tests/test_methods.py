@@ -91,7 +91,7 @@ def test_token_names_are_texts_or_labels():
     assert name(half) == name(half) == "C3"
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 NASTY = ("<img src=x onerror=alert(1)>", "${1+1}", "\n", "", "שלום", "</script><b>", "{{value}}", "مرحبا", "   ")
 
@@ -134,7 +134,7 @@ BROKEN: tuple[Any, ...] = (
     {"window_texts": [["a"], ["b", "c"]], "guesses": {"a": 1}},
     {"window_texts": [[1, 2]], "num_start": None},
     {"window_texts": [], "guesses": [None, [[]], "ab"], "answers": 3, "pool_size": "<b>"},
-    {"window_texts": [["a"] * 999] * 999},
+    {"window_texts": [["a"] * 30] * 30},
     {"num_start": 10**9},
     {"exit_layer": 5, "num_layers": 5},
     {"exit_layer": 1.5, "num_layers": None},
@@ -144,12 +144,12 @@ BROKEN: tuple[Any, ...] = (
 
 
 def broken() -> list[Event]:
-    """A file that somebody wrote by hand: every kind of note with data of no use, and a draft that hangs from itself."""
+    """A file that somebody wrote by hand: every kind of note with data of no use, whatever it holds."""
     steps = []
     for kind in ("copied", "table", "lookahead", "layers", "tree", "model", "cascade", "constructor", "__proto__"):
         for data in BROKEN:
             index = len(steps) + 1
-            tokens = [drafted(1, "a", 3, "accepted"), drafted(2, "b", -7, "rejected"), drafted(3, "c", 2, "discarded")]
+            tokens = [drafted(1, "a", -1, "accepted"), drafted(2, "b", 0, "rejected"), drafted(3, "c", 1, "discarded")]
             out = [emitted(1, "a", "accepted"), emitted(4, "d", "corrected")]
             steps.append(step(index, tokens, out, 7, note=DraftNote(kind, "", data)))
     return stream(started("__proto__"), steps)
@@ -212,19 +212,20 @@ def show(chromium: ChromiumPage, name: str, number: int | None = None) -> Any:
 
 
 def choose(page: Any, number: int) -> None:
-    keys = "[...Array(n - 1)].map(() => 'ArrowRight')"
-    press = (
-        "key => document.querySelector('#view .pick').dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
+    page.evaluate(
+        """number => {
+          const press = key => document.querySelector('#view .pick').dispatchEvent(
+            new KeyboardEvent('keydown', { key, bubbles: true }));
+          press('Home');
+          for (let i = 1; i < number; i++) press('ArrowRight');
+        }""",
+        number,
     )
-    page.evaluate(f"n => ['Home', ...{keys}].forEach({press})", number)
 
 
 def marks(scope: Any) -> list[str]:
     """Fates of the words in a part of the page, by the letters of their classes."""
     return [one.split()[1] for one in scope.locator(".mw").evaluate_all("nodes => nodes.map(node => node.className)")]
-
-
-pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.mark.browser
@@ -256,9 +257,9 @@ def test_before_any_run_it_says_so_and_lists_all_methods(url: str) -> None:
         ("tree", 2, "Two guesses in a row: both kept.", "aab"),
         ("feature", 1, "Three candidates in a tree, all checked in one pass: the path “The sky” was kept.", "adab"),
         ("early-exit", 1, "The first 2 of 4 layers guessed two tokens: one kept, one refused.", "arc"),
-        ("chain", 1, "The draft wrote “The sky appears blue”: two kept, one refused, one not tested. The two differ "
-                     "most at “The”: 0.50 against 0.40.", "aardc"),
-        ("chain", 4, "The draft wrote “.<|end|>”: both kept. The two differ most at “.”: 0.50 against 0.40.", "aa"),
+        ("chain", 1, "The draft wrote “The sky appears blue”: two kept, one refused, one not tested. The two hardly "
+                     "differ here.", "aardc"),
+        ("chain", 4, "The draft wrote “.<|end|>”: both kept. The two differ most at “.”: 0.90 against 0.40.", "aa"),
         ("cascade", 2, "One token copied from the prompt: kept.", "ab"),
         ("cascade", 3, "No draft in this step: the target wrote one token alone.", "t"),
         ("plain", 3, "One pass of the whole target, one token: “is”.", "ttt"),
@@ -279,9 +280,10 @@ def test_each_kind_of_step_has_its_drawing(chromium, name, number, found, fates)
 @pytest.mark.browser
 def test_the_copied_span_stands_over_its_copy(chromium):
     panel = show(chromium, "copied", 1)
-    middles = (
-        "nodes => nodes.map(n => { const r = n.getBoundingClientRect(); return [n.innerText, (r.left + r.right) / 2] })"
-    )
+    middles = """nodes => nodes.map(node => {
+      const { left, right } = node.getBoundingClientRect();
+      return [node.innerText, (left + right) / 2];
+    })"""
     sources = panel.locator(".lanes .source").evaluate_all(middles)
     drafts = panel.locator(".lanes .draft").evaluate_all(middles)
     assert [text for text, _ in sources] == ["the", "mill", "."]
@@ -305,8 +307,8 @@ def test_the_table_tells_contexts_and_counts(chromium):
 @pytest.mark.browser
 def test_window_and_pool_are_apart(chromium):
     panel = show(chromium, "lookahead", 2)
-    assert panel.locator(".stair .guess").all_inner_texts() == ["red", "e", "and", "e", "f", "light"]
-    assert panel.locator(".stair .answer").all_inner_texts() == ["and", "light"]
+    assert panel.locator(".stair .guess").all_inner_texts() == ["red", "e", "and", "e", "f", "light", "f", "g", "sky"]
+    assert panel.locator(".stair .answer").all_inner_texts() == ["and", "light", "sky"]
     assert panel.locator(".pool li small").all_inner_texts() == ["both kept", "both not tested"]
     assert "9 phrases in the pool" in panel.inner_text()
 
@@ -318,7 +320,10 @@ def test_wires_join_parents_and_children(chromium):
     assert panel.locator(".wire").count() == 7
     assert panel.locator(".level").all_inner_texts() == ["head 1", "head 2"]
     end = panel.locator(".wire.a").evaluate(
-        "path => { const m = path.getScreenCTM(), p = path.getPointAtLength(path.getTotalLength()); return [m.e + p.x, m.f + p.y] }"
+        """path => {
+          const frame = path.getScreenCTM(), tip = path.getPointAtLength(path.getTotalLength());
+          return [frame.e + tip.x, frame.f + tip.y];
+        }"""
     )
     box = panel.locator(".node.a").bounding_box()
     assert end == pytest.approx([box["x"] - 4, box["y"] + box["height"] / 2], abs=2)
@@ -336,12 +341,8 @@ def test_early_exit_areas_are_its_layers(chromium):
 @pytest.mark.browser
 def test_q_against_p(chromium):
     panel = show(chromium, "chain", 1)
-    parts = (
-        panel.locator(".model li")
-        .nth(0)
-        .locator(".bar i")
-        .evaluate_all("nodes => nodes.map(n => [n.className, n.style.width])")
-    )
+    bar = panel.locator(".model li").nth(0).locator(".bar i")
+    parts = bar.evaluate_all("nodes => nodes.map(node => [node.className, node.style.width])")
     assert [name for name, _ in parts] == ["both", "more"]
     assert [float(width[:-1]) for _, width in parts] == pytest.approx([40, 10])
     assert panel.locator(".model .count").all_inner_texts()[3] == "draft 0.50 · target not asked"
@@ -439,10 +440,7 @@ def test_axe_finds_nothing(url: str, theme: str) -> None:
         enter(chromium)
         for name in ("copied", "lookahead", "chain", "cascade", "early-exit", "attached", "wide"):
             show(chromium, name, 1)
-            found = axe.Axe().run(
-                chromium.page,
-                context="#view",
-                options={"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]},
-            )
+            options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
+            found = axe.Axe().run(chromium.page, context="#view", options=options)
             assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found.response["violations"]] == []
         assert chromium.errors == []

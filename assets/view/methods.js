@@ -8,8 +8,8 @@ const wayTexts = new Map([...seen.querySelectorAll('.ways [data-method]')].map((
 let seenKey = '';
 let settleSeen = null;
 
-/** How much of a method a step shows: tokens kept, and better still a refusal after them. */
-const worth = ({ step }) => 2 * Math.min(step.num_accepted, 3) + step.drafted.some((token) => token.fate === 'rejected');
+/** How much of a method a step shows: tokens kept, and above all a refusal. */
+const worth = ({ step }) => Math.min(step.num_accepted, 3) + 2 * step.drafted.some((token) => token.fate === 'rejected');
 
 /** The chosen step; until one is chosen the newest, and of a finished run one that shows what can happen. */
 function seenEntry() {
@@ -28,21 +28,25 @@ function drawMethods() {
 function showSeen() {
   const entry = run.start && seenEntry();
   for (const part of ['.pick', '.method']) seenPart(part).hidden = !entry;
-  seenPart('.instead').hidden = Boolean(entry);
-  if (!entry) return;
+  seenPart('.instead').hidden = Boolean(run.start);
+  if (!entry) {
+    seenKey = '';
+    seenPart('.found').textContent = run.start ? 'No step yet' : 'No run yet';
+    return;
+  }
   showPicker(entry);
-  const { coverage } = run.counters ?? {};
+  showWay(entry);
   const width = Math.floor(seenPart('.drawing').clientWidth);
-  const key = [run.id, run.mode, entry.number, width, entry.number < run.entries.length, run.phase, coverage].join(' ');
+  const key = [run.id, entry.number, width, entry.number < run.entries.length].join(' ');
   if (key === seenKey) return;
   seenKey = key;
-  showWay(entry, coverage);
   showDrawing(entry, width);
 }
 
 /** Title, summary and word of the method. */
-function showWay({ step }, coverage) {
+function showWay({ step }) {
   const { start } = run;
+  const { coverage } = run.counters ?? {};
   const way = wayTexts.get(start.method);
   seenPart('.title').textContent = wayTitle(start.method);
   seenPart('.badge').textContent = start.exactness;

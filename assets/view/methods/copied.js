@@ -20,7 +20,8 @@ function drawCopied(entry, { source_start: start, match_len: match }) {
 function copiedLanes(step, before, start, match, inPrompt) {
   const end = before.length;
   const grid = el('div', 'lanes');
-  const heads = ['', inPrompt ? 'earlier, in the prompt' : 'earlier, in the answer', '', 'now', 'the target'];
+  const own = ownToken(step);
+  const heads = ['', inPrompt ? 'earlier, in the prompt' : 'earlier, in the answer', '', 'now', own ? 'the target' : ''];
   heads.forEach((head, lane) => { if (head) grid.append(laneCell(lane + 1, 1, 'head', head)); });
   const lead = (to) => before.slice(Math.max(0, to - COPIED_LEAD), to);
   let along = 2;
@@ -37,7 +38,6 @@ function copiedLanes(step, before, start, match, inPrompt) {
     );
   }
   grid.append(spanning(laneCell(1, along, 'caption ink', 'copied from here'), step.drafted.length));
-  const own = ownToken(step);
   step.drafted.forEach((token, i) => {
     grid.append(
       laneCell(2, along + i, 'source', word(before[start + i])), laneCell(3, along + i, 'sign arrow'),

@@ -10,15 +10,17 @@ function drawWindow(entry, data) {
   const { window_texts: rows, answers, guesses, num_warm: numWarm, pool_size: size } = data;
   const { step } = entry;
   if (!isTextGrid(rows) || rows.length > WIDEST_WINDOW || rows.some((row) => row.length !== rows[0].length || row.length > WIDEST_WINDOW)) return null;
+  const tried = poolGuesses(step, guesses);
+  if (step.drafted.length && !tried.length) return null;
   const last = tokensBefore(entry).slice(-1);
   const box = el('div', 'lookahead');
   if (rows.length && rows[0].length) {
     const said = isTextGrid([answers]) ? answers : [];
     box.append(el('h4', '', 'The window: phrases that the target writes on beside the check'), windowGrid(rows, said, isCount(numWarm) ? numWarm : 0));
   }
-  box.append(el('h4', '', `The pool: what followed ${phrase(last)} before`), poolList(step, Array.isArray(guesses) ? guesses : [], size));
+  box.append(el('h4', '', `The pool: what followed ${phrase(last)} before`), poolList(step, tried, size));
   const found = step.drafted.length
-    ? `The pool knew ${countInWords(guesses?.length ?? 0, 'phrase')} that followed ${phrase(last)}: ${fatesInWords(step.drafted)}.`
+    ? `The pool knew ${countInWords(tried.length, 'phrase')} that followed ${phrase(last)}: ${fatesInWords(step.drafted)}.`
     : `Nothing in the pool follows ${phrase(last)}: no draft. The window guesses on meanwhile.`;
   return { finding: found, box };
 }
@@ -46,15 +48,15 @@ function windowGrid(rows, answers, numWarm) {
 
 function poolList(step, guesses, size) {
   const list = el('ul', 'pool');
-  for (const guess of guesses.slice(0, WIDEST_WINDOW)) {
-    const tokens = guessTokens(step, Array.isArray(guess) ? guess : []);
-    if (tokens.length) list.append(el('li', '', ...tokens.map((token) => fatedWord(token, token.fate)), el('small', '', fatesInWords(tokens))));
-  }
+  for (const tokens of guesses) list.append(el('li', '', ...tokens.map((token) => fatedWord(token, token.fate)), el('small', '', fatesInWords(tokens))));
   if (!list.childElementCount) list.append(el('li', 'none', 'nothing'));
   const box = el('div', '', list, ownLine(step));
   if (isCount(size)) box.append(el('p', 'note', `${counted(size, 'phrase')} in the pool by now.`));
   return box;
 }
+
+/** Of each guess in a note its drafted tokens. */
+const poolGuesses = (step, guesses) => (Array.isArray(guesses) ? guesses : []).slice(0, WIDEST_WINDOW).filter(Array.isArray).map((ids) => guessTokens(step, ids)).filter((tokens) => tokens.length);
 
 /** The drafted tokens of one guess: guesses share their beginnings, so each is a path through the draft. */
 function guessTokens(step, ids) {
