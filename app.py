@@ -13,9 +13,11 @@ import os
 import time
 from collections.abc import Sequence
 
+from specviz.config import DRAFT_QUANTS
 from specviz.console import speak_utf8
 from specviz.errors import SpecvizError
 from specviz.install import InstallError, install, missing_packages, run_inside
+from specviz.models.choice import add_pair_flags, chosen_pair
 
 DEFAULT_PORT = 7860
 
@@ -42,18 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, began: float) -> int:
-    from specviz.models.catalog import get_pair
+    from specviz.models.catalog import load_catalog
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
     from specviz.ui.space import on_zero_gpu, settle_in
 
     settle_in()
-    kind, first = EngineHost, options.pair
+    kind, default = EngineHost, ""
     if on_zero_gpu():
         from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
 
-        kind, first = ZeroGpuHost, first or DEFAULT_PAIR
-    host = kind(default_pair=get_pair(first).name if first else None, default_dtype=options.dtype)
+        kind, default = ZeroGpuHost, DEFAULT_PAIR
+    first = chosen_pair(options, default, options.draft_quant)
+    pairs = load_catalog() | {first.name: first}
+    host = kind(pairs, default_pair=first.name, default_dtype=options.dtype)
     if options.load:
         host.start()
     demo = build_page(host)
@@ -90,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
     here = os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
     parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
-    parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
+    add_pair_flags(parser)
+    parser.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: auto)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
     parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")

@@ -33,6 +33,7 @@ from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.lab.command import add_lab_command
 from specviz.metrics import Baseline, Counters, fold, summary
 from specviz.models.chat import clean_text
+from specviz.models.choice import add_pair_flags, chosen_pair
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
 from specviz.words import verdict
@@ -87,9 +88,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="generate text and show what was drafted, kept and refused")
     run.add_argument("prompt", nargs="?", help="the prompt; or use --prompts")
     run.add_argument("--prompts", metavar="FILE.jsonl", help='one {"id": ..., "prompt": ...} a line')
-    run.add_argument(
-        "--pair", metavar="NAME", help="model pair of the catalog (default: %(default)s)", default="smollm2-135m"
-    )
+    add_pair_flags(run)
     run.add_argument(
         "--method", metavar="NAME", default=DEFAULT_METHOD, help="see `specviz methods` (default: %(default)s)"
     )
@@ -223,6 +222,7 @@ def _run(options: argparse.Namespace) -> int:
         options=_method_options(options),
         time_limit_s=options.time_limit,
     )
+    pair = chosen_pair(options)
     if config.exact:
         config.require_width()
     from specviz.drafters.registry import get_method  # the libraries behind this take seconds to import
@@ -233,7 +233,7 @@ def _run(options: argparse.Namespace) -> int:
     from specviz.models.loader import load_pair
 
     progress = _Progress(sys.stderr)
-    generator = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=progress))
+    generator = SpeculativeGenerator(load_pair(pair, dtype=options.dtype, progress=progress))
     progress.close()
     # One run that nobody counts: the first passes of a process pay for memory and code that later ones find ready.
     for _ in generator.stream(

@@ -143,7 +143,7 @@ class SpeculativeGenerator:
             num_layers=int(self.loaded.target.config.get_text_config(decoder=True).num_hidden_layers),
             command=command_line(
                 prompt if isinstance(prompt, str) else "",
-                self.loaded.pair.name,
+                self.loaded.pair.words(),
                 config,
                 width > 0,
                 self.loaded.target_info.dtype,
@@ -542,15 +542,16 @@ class _Run:
         )
 
 
-def command_line(prompt: str, pair: str, config: RunConfig, exact: bool, dtype: str = "auto") -> str:
+def command_line(prompt: str, pair: Sequence[str], config: RunConfig, exact: bool, dtype: str = "auto") -> str:
     """The command that makes the same run again, for traces and the gallery.
 
+    pair: the words that name the models, see `ModelPair.words`.
     dtype: of the target; one that `--dtype` does not offer is left out.
     """
     sampling = config.sampling
     words = ["python", "-m", "specviz", "run"]
     words += [] if prompt.startswith("-") else [prompt]  # such a prompt comes last, or it would be read as an option
-    words += ["--pair", pair, "--method", config.method]
+    words += [*pair, "--method", config.method]
     words += ["--gamma", str(config.gamma), "--max-new-tokens", str(config.max_new_tokens)]
     words += ["--temperature", _digits(sampling.temperature), "--seed", str(sampling.seed)]
     for flag, value, default in (

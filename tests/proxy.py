@@ -25,8 +25,8 @@ def proxied(upstream: str, folder: str) -> Iterator[str]:
     client = httpx.AsyncClient(base_url=upstream, timeout=60)
 
     async def forward(request: Request) -> Response:
-        headers = {k: v for k, v in request.headers.items() if k not in ("host", "accept-encoding")}
-        headers["x-forwarded-host"] = request.headers["host"]
+        headers = {k: v for k, v in request.headers.items() if k != "host"}
+        headers |= {"x-forwarded-host": request.headers["host"], "accept-encoding": "identity"}
         path = f"/{request.path_params['rest']}"
         outgoing = client.build_request(
             request.method, path, params=request.query_params, headers=headers, content=await request.body()

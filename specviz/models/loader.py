@@ -17,9 +17,9 @@ from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import ModelInfo
 from specviz.models.catalog import ModelPair, WeightSource, check_quant, get_pair
 from specviz.models.convert import Progress, quiet_libraries
-from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent
+from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent, with_sizes
 from specviz.models.int8 import Int8Linear, quantize_int8
-from specviz.models.machine import fits, probe, set_threads
+from specviz.models.machine import Machine, fits, probe, set_threads
 from specviz.models.stored import draft_folder
 from specviz.models.trunk import load_trunk
 from specviz.models.vocabulary import check_same_vocabulary
@@ -145,10 +145,9 @@ def load_pair(
     machine = probe()
     place = _device(device, machine.default_device())
     number_format, notes = _dtype(dtype, machine.default_dtype(), place.type)
-    too_large = fits(pair, machine, number_format)
-    if too_large:
-        raise ModelLoadError(too_large)
+    _require_memory(pair, machine, number_format)
     fetch_pair(pair, progress=report)
+    _require_memory(with_sizes(pair), machine, number_format)  # one of the user's own tells its size only now
     set_threads()
 
     report(f"Loading {pair.target.name}", None)
@@ -171,6 +170,12 @@ def load_pair(
     if draft_quant is not None:
         load_draft(loaded, draft_quant, progress=report)
     return loaded
+
+
+def _require_memory(pair: ModelPair, machine: Machine, number_format: str) -> None:
+    too_large = fits(pair, machine, number_format)
+    if too_large:
+        raise ModelLoadError(too_large)
 
 
 def load_draft(
@@ -237,7 +242,7 @@ def load_trained(
     """
     import torch
 
-    quant = held_as(quant or "auto", loaded)
+    quant = held_as(quant or loaded.pair.draft_quant, loaded)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
