@@ -46,8 +46,6 @@ LAB_CSS = """
 .lab .gamma .curve .trace:nth-child(4) .errorbars path { stroke: var(--sv-you) !important; }
 .lab .length .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
 .lab .length .trace:nth-child(3) path.js-line { stroke: var(--sv-draft-time) !important; }
-.lab .bars .point path { fill: var(--sv-fast-4) !important; fill-opacity: 1 !important; stroke: none !important; }
-.lab .bars .point.selected path { fill: var(--sv-you) !important; }
 .lab .modebar-container { display: none; }
 """
 
@@ -174,6 +172,7 @@ def _surface(finding: Finding) -> go.Figure | None:
             labelled = at
     figure.update_xaxes(range=[0, 1], tickvals=[0, 0.25, 0.5, 0.75, 1], title_text="α, per-token acceptance")
     figure.update_yaxes(range=[-0.5, gammas[-1] + 0.5], dtick=2, showgrid=False, zeroline=False)
+    figure.update_yaxes(title_text="γ", title_standoff=4)
     figure.update_layout(height=290, margin_t=26)
     return figure
 
@@ -246,10 +245,7 @@ def _precision(finding: Finding) -> list[go.Figure | None]:
         text=[f"{s:.2f}×" for s in speed],
         textposition="outside",
         cliponaxis=False,
-        marker_color=_GREY,
-        selectedpoints=[i for i, row in enumerate(rows) if row["is_used"]],
-        selected_marker_color=_YOU,
-        unselected_marker_opacity=1,
+        marker_color=[_YOU if row["is_used"] else _GREY for row in rows],
         hovertemplate="%{x}: %{y:.2f}× plain<extra></extra>",
     )
     figure = bare_figure([bars], 1.2 * max(*speed, 1.0))

@@ -38,7 +38,7 @@ from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
-__all__ = ["PRIVATE", "Watch"]
+__all__ = ["OPEN_SETTINGS_JS", "PRIVATE", "Watch"]
 
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
@@ -94,7 +94,7 @@ _LINK_JS = """(...values) => {
   navigator.clipboard.writeText(url.href).then(() => say(said), () => say('The link is in the address bar'));
 }"""
 
-_OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
+OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
 
 
 class Watch:
@@ -248,7 +248,7 @@ class Watch:
         defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
-        self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
+        self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
