@@ -267,12 +267,13 @@ def _length(finding: Finding) -> list[go.Figure | None]:
             hover = f"{name} behind %{{x}} tokens: %{{y:.1f}} ms<extra></extra>"
             traces.append(
                 go.Scatter(
-                    x=[row["context"] for row in mine], y=y, mode="lines+markers", marker_size=6,
-                    line={"color": colour, "width": 2}, hovertemplate=hover, cliponaxis=False,
+                    x=[row["context"] for row in mine], y=y, mode="lines+markers",
+                    marker={"size": 7, "line": {"color": colour, "width": 2}}, line={"color": colour, "width": 2},
+                    hovertemplate=hover, cliponaxis=False,
                 )
             )  # fmt: skip
             labels.append((y[-1], f"{y[-1]:.1f} {name}"))
-    top = 1.15 * max(value for value, _ in labels)
+    top = 1.15 * max(max(trace.y) for trace in traces)
     figure = bare_figure(traces, top)
     place = -1e9
     for value, text in sorted(labels):
