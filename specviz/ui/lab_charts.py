@@ -296,14 +296,15 @@ def _sampling(finding: Finding) -> list[go.Figure | None]:
         [
             go.Bar(x=places, y=seen, marker_color=_GREY, hovertemplate="outcome %{x}: seen %{y} times<extra></extra>"),
             go.Scatter(
-                x=places, y=expected, mode="markers", marker={"size": 7, "color": _INK},
+                x=places, y=expected, mode="markers",
+                marker={"size": 8, "color": _INK, "line": {"color": _INK, "width": 2}},
                 error_y={"type": "data", "array": noise, "thickness": 1.5, "width": 0, "color": _INK},
                 hovertemplate="outcome %{x}: expected %{y:.1f}, two standard errors<extra></extra>",
             ),
         ],
         1.2 * max(*seen, *(e + n for e, n in zip(expected, noise, strict=True))),
     )  # fmt: skip
-    figure.update_xaxes(title_text="two-token beginnings, the likeliest first; the last bar is all others", dtick=1)
+    figure.update_xaxes(title_text="beginnings, the likeliest first; last: all others", dtick=1)
     figure.update_yaxes(nticks=4)
     return [figure]
 
