@@ -34,7 +34,7 @@ def add_lab_command(commands: Any, progress: Callable[[], Line]) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)s")
     parser.add_argument("--prompt", default=_PROMPT, metavar="TEXT", help="default: %(default)s")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="default: %(default)s")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds of a sweep (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds of a sweep (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=400, metavar="N", help="default: %(default)s")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="write each table as FOLDER/NAME.csv")
     record = "write what the page shows before anybody has measured; FOLDER is assets/lab where none is named"

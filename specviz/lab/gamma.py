@@ -176,7 +176,7 @@ def formulas(finding: Finding) -> list[dict[str, str]]:
         {
             "formula": "γ / (1 − α) as a limit",
             "value": _times(loose),
-            "judgement": f"True, and γ times too loose: a step of {gamma} drafted tokens writes {gamma + 1} at most, "
+            "judgement": f"True, and γ times too loose: a step at γ {gamma} writes {gamma + 1} tokens at most, "
             f"{step:.2f} on average for this α. Measured: {s:.2f}×.",
         },
         {

@@ -50,8 +50,7 @@ def measure_greedy(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iter
         raise ConfigError(_end(plain).message or "Plain decoding wrote nothing to compare with.")
     yield Report("Looking at where and why they differ", 0.9)
     baseline = explain_difference(engine, ask.prompt, same_length, run, baseline, through)
-    # In exact mode the run's own width proves the text; at one row a pass near-ties may fall the other way.
-    report = engine.exactness_report(config.width) if started.width else None
+    report = engine.exactness_report(config.width)
     longest = engine.loaded.max_context - 2 * config.width
     facts = {
         "exactness": started.exactness,
@@ -61,8 +60,8 @@ def measure_greedy(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iter
         "first_difference": baseline.first_difference,
         "gap": baseline.gap,
         "width_same": baseline.width_same,
-        "positions": report.num_positions if report else None,
-        "positions_equal": report.num_equal if report else None,
+        "positions": report.num_positions,
+        "positions_equal": report.num_equal,
         "tested_rows": sorted({1, min(3, config.width), config.width}),
         "tested_contexts": [SHORT_CONTEXTS[0], min(SHORT_CONTEXTS[-1], longest)],
         "tested_long": min(LONG_CONTEXT, longest),

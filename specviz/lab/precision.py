@@ -74,7 +74,7 @@ def measure_precision(engine: SpeculativeGenerator, ask: Ask, check: Check) -> I
                 "num_bytes": info.num_bytes,
                 "pass_s": pass_seconds(model, (1,), loaded.vocab_size)[0],
                 "num_agreeing": count_agreeing(model, loaded.vocab_size, ids, answer),
-                "note": "The target itself: no weights of its own." if model is loaded.target else "",
+                "note": _note(loaded, model, held),
             }
             row["agreement"] = row["num_agreeing"] / len(answer)
             race = _Race(engine, replace(config, draft_quant=held), Entry("prompt", "prompt", tuple(ids)), ask.repeat)
@@ -134,6 +134,15 @@ class _Race:
         plain, mine = self._scores
         row = sweep_rows([Measured(self._setting, started, mine, plain)], [self._entry], repeat=self._repeat)[-1]
         return {name: row[name] for name in _FIGURES}
+
+
+def _note(loaded: LoadedPair, model: Any, held: str) -> str:
+    """What a reader of its size has to know."""
+    if model is loaded.target:
+        return "The target itself: no weights of its own."
+    if loaded.draft_extra is not None and held in ("float32", "bfloat16") and held != loaded.target_info.dtype:
+        return "With an embedding of its own, as the target’s has another format."
+    return ""
 
 
 def _drafting_method(loaded: LoadedPair, chosen: str) -> str:

@@ -182,15 +182,16 @@ def _greedy(finding: Finding) -> tuple[str, str]:
 
 
 def _self_test(facts: dict[str, Any]) -> str:
-    if not facts["width"]:
-        return f"Passes here have as many rows as there are tokens to check. {facts['reason']}"
     rows = _listed(facts["tested_rows"])
     low, high = facts["tested_contexts"]
-    return (
-        f"What stands behind it: the self-test compared all logits of passes with {rows} real rows at contexts {low} "
-        f"to {high} and {facts['tested_long']}; {facts['positions_equal']} of {facts['positions']} positions were "
-        f"equal to the bit at {facts['width']} rows."
+    found = (
+        f"The self-test compared all logits of passes of {facts['tested_rows'][-1]} rows, {rows} of them real, at "
+        f"contexts {low} to {high} and {facts['tested_long']}: {facts['positions_equal']} of {facts['positions']} "
+        "positions were equal to the bit."
     )
+    if facts["width"]:
+        return found
+    return f"{found} This run did not use such passes; “Exact passes” under “More settings” turns them on."
 
 
 def _sampling(finding: Finding) -> tuple[str, str]:

@@ -28,7 +28,6 @@ from specviz.ui.lab_parts import (
     RESIZE_JS,
     Section,
     facts_value,
-    fixed_words,
     make_section,
     said_value,
     state_value,
@@ -37,7 +36,7 @@ from specviz.ui.lab_tables import table
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
 from specviz.ui.visits import Visits
-from specviz.ui.watch import PRIVATE, Watch
+from specviz.ui.watch import OPEN_SETTINGS_JS, PRIVATE, Watch
 
 __all__ = ["Lab"]
 
@@ -61,16 +60,12 @@ class Lab:
         self.is_open = gr.State(False)
         with gr.Column(elem_classes="lab", elem_id="lab"):
             for name, experiment in EXPERIMENTS.items():
-                if name == "greedy":
-                    fixed_words(
-                        "<h2 class='part'>Exactness</h2><p class='lead'>Is the text really the target’s own?</p>"
-                    )
                 self.sections[name] = make_section(experiment)
 
     def connect(self, demo: gr.Blocks, tab: gr.Tab, header: gr.HTML) -> None:
         """Wire the parts. As in Watch, values are checked in the handler."""
         fields = list(self.watch.fields.values())
-        everything = [part for section in self.sections.values() for part in section.shown]
+        everything = [part for section in self.sections.values() for part in (section.box, *section.shown)]
         tab.select(self._open, self.is_open, [self.is_open, *everything], **PRIVATE, queue=True)
         tab.select(None, None, None, js=RESIZE_JS, **PRIVATE)
         for name, part in self.sections.items():
@@ -78,6 +73,8 @@ class Lab:
             inputs = [*fields, *([part.amount] if part.amount is not None else [])]
             part.measure.click(self._measure(name), inputs, outputs, preprocess=False, **PRIVATE, **CONCURRENCY)
             part.stop.click(self._stop(name), None, part.stop, queue=False, **PRIVATE)
+            if part.settings is not None:
+                part.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
             for button, kind in part.pictures:
                 button.click(None, None, None, js=PICTURE_JS % (json.dumps(name), json.dumps(kind)), **PRIVATE)
         demo.unload(self._leave)
@@ -85,18 +82,20 @@ class Lab:
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def _open(self, is_open: bool) -> Iterator[dict[Any, Any]]:
-        """The recorded findings, one after the other so that no browser draws all of them at once."""
+        """The sections with their recorded findings, one after the other so that no browser draws all at once."""
+        yield {self.is_open: True}
         if is_open:
-            yield {self.is_open: True}
             return
+        problem, recorded = "", {}
         try:
             recorded = load_findings()
         except SpecvizError as error:
-            yield {self.is_open: True, self.sections["gamma"].said: said_value(sentence_for(error))}
-            return
-        yield {self.is_open: True}
-        for name, finding in recorded.items():
-            yield self._shown(name, finding, recorded=True)
+            problem = sentence_for(error)
+        for name, part in self.sections.items():
+            shown = self._shown(name, recorded[name], recorded=True) if name in recorded else {}
+            if problem:
+                shown = {part.said: said_value(problem)}
+            yield {part.box: gr.Column(visible=True)} | shown
 
     def _measure(self, name: str) -> Any:
         def measure(request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:

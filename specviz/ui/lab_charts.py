@@ -46,8 +46,6 @@ LAB_CSS = """
 .lab .gamma .curve .trace:nth-child(4) .errorbars path { stroke: var(--sv-you) !important; }
 .lab .length .trace:nth-child(2) path.js-line { stroke: var(--sv-verify-time) !important; }
 .lab .length .trace:nth-child(3) path.js-line { stroke: var(--sv-draft-time) !important; }
-.lab .bars .point path { fill: var(--sv-fast-4) !important; fill-opacity: 1 !important; stroke: none !important; }
-.lab .bars .point.selected path { fill: var(--sv-you) !important; }
 .lab .modebar-container { display: none; }
 """
 
@@ -174,6 +172,7 @@ def _surface(finding: Finding) -> go.Figure | None:
             labelled = at
     figure.update_xaxes(range=[0, 1], tickvals=[0, 0.25, 0.5, 0.75, 1], title_text="α, per-token acceptance")
     figure.update_yaxes(range=[-0.5, gammas[-1] + 0.5], dtick=2, showgrid=False, zeroline=False)
+    figure.update_yaxes(title_text="γ", title_standoff=4)
     figure.update_layout(height=290, margin_t=26)
     return figure
 
@@ -246,10 +245,7 @@ def _precision(finding: Finding) -> list[go.Figure | None]:
         text=[f"{s:.2f}×" for s in speed],
         textposition="outside",
         cliponaxis=False,
-        marker_color=_GREY,
-        selectedpoints=[i for i, row in enumerate(rows) if row["is_used"]],
-        selected_marker_color=_YOU,
-        unselected_marker_opacity=1,
+        marker_color=[_YOU if row["is_used"] else _GREY for row in rows],
         hovertemplate="%{x}: %{y:.2f}× plain<extra></extra>",
     )
     figure = bare_figure([bars], 1.2 * max(*speed, 1.0))
@@ -271,12 +267,13 @@ def _length(finding: Finding) -> list[go.Figure | None]:
             hover = f"{name} behind %{{x}} tokens: %{{y:.1f}} ms<extra></extra>"
             traces.append(
                 go.Scatter(
-                    x=[row["context"] for row in mine], y=y, mode="lines+markers", marker_size=6,
-                    line={"color": colour, "width": 2}, hovertemplate=hover, cliponaxis=False,
+                    x=[row["context"] for row in mine], y=y, mode="lines+markers",
+                    marker={"size": 7, "line": {"color": colour, "width": 2}}, line={"color": colour, "width": 2},
+                    hovertemplate=hover, cliponaxis=False,
                 )
             )  # fmt: skip
             labels.append((y[-1], f"{y[-1]:.1f} {name}"))
-    top = 1.15 * max(value for value, _ in labels)
+    top = 1.15 * max(max(trace.y) for trace in traces)
     figure = bare_figure(traces, top)
     place = -1e9
     for value, text in sorted(labels):
@@ -299,14 +296,15 @@ def _sampling(finding: Finding) -> list[go.Figure | None]:
         [
             go.Bar(x=places, y=seen, marker_color=_GREY, hovertemplate="outcome %{x}: seen %{y} times<extra></extra>"),
             go.Scatter(
-                x=places, y=expected, mode="markers", marker={"size": 7, "color": _INK},
+                x=places, y=expected, mode="markers",
+                marker={"size": 8, "color": _INK, "line": {"color": _INK, "width": 2}},
                 error_y={"type": "data", "array": noise, "thickness": 1.5, "width": 0, "color": _INK},
                 hovertemplate="outcome %{x}: expected %{y:.1f}, two standard errors<extra></extra>",
             ),
         ],
         1.2 * max(*seen, *(e + n for e, n in zip(expected, noise, strict=True))),
     )  # fmt: skip
-    figure.update_xaxes(title_text="two-token beginnings, the likeliest first; the last bar is all others", dtick=1)
+    figure.update_xaxes(title_text="beginnings, the likeliest first; last: all others", dtick=1)
     figure.update_yaxes(nticks=4)
     return [figure]
 

@@ -27,8 +27,9 @@ _TABLE_IS_OPEN = ("precision",)
 
 @dataclass(slots=True)
 class Section:
-    """The parts of one experiment on the page."""
+    """The parts of one experiment on the page. box: all of them, unseen until the tab is opened."""
 
+    box: gr.Column
     measure: gr.Button
     stop: gr.Button
     state: gr.HTML
@@ -39,6 +40,7 @@ class Section:
     save: gr.DownloadButton
     pictures: list[tuple[gr.Button, str]]
     amount: gr.Slider | None
+    settings: gr.Button | None
 
     @property
     def shown(self) -> list[Any]:
@@ -50,7 +52,9 @@ class Section:
 def make_section(experiment: Experiment) -> Section:
     name = experiment.name
     small: dict[str, Any] = {"scale": 0, "min_width": 112}
-    with gr.Column(elem_classes=["experiment", name], elem_id=f"lab-{name}"):
+    with gr.Column(elem_classes=["experiment", name], elem_id=f"lab-{name}", visible=False) as box:
+        if name == "greedy":
+            fixed_words(_EXACTNESS_WORDS)
         fixed_words(f"<h2>{experiment.title}</h2><p class='what'>{experiment.summary}</p>")  # fixed words
         said = gr.HTML(html_template=_SAID, js_on_load=_SAID_JS, apply_default_css=False)
         with gr.Row(equal_height=False, elem_classes="pictures"):
@@ -63,6 +67,7 @@ def make_section(experiment: Experiment) -> Section:
             ]  # fmt: skip
         facts = None
         if name == "gamma":
+            fixed_words(_SURFACE_WORDS)
             facts = gr.HTML(html_template="<dl class='facts'></dl>", js_on_load=_FACTS_JS, apply_default_css=False)
         with gr.Accordion("Table", open=name in _TABLE_IS_OPEN, elem_classes="quiet"):
             rows = gr.Dataframe(
@@ -70,19 +75,22 @@ def make_section(experiment: Experiment) -> Section:
                 max_height=360, elem_classes="figures",
             )  # fmt: skip
         with gr.Row(elem_classes="bench"):
+            settings = None
+            if name == "gamma":
+                settings = gr.Button("Settings", elem_classes="open-settings", elem_id="lab-settings", **small)
             kind = "primary" if name == "gamma" else "secondary"
             measure = gr.Button("Measure", variant=kind, elem_classes="run", elem_id=f"measure-{name}", **small)
             stop = gr.Button("Stop", visible=False, elem_classes="stop", elem_id=f"stop-{name}", **small)
             amount = _amount(name)
             state = gr.HTML(html_template=_STATE, js_on_load=_STATE_JS, apply_default_css=False, elem_classes="state")
-            small["elem_classes"] = "bare"
+            small = {"scale": 0, "min_width": 92, "elem_classes": "bare"}
             save = gr.DownloadButton("Save table", interactive=False, elem_id=f"csv-{name}", **small)
             pictures = [
                 (gr.Button(f"Save {kind.upper()}", elem_id=f"{kind}-{name}", **small), kind)
                 for kind in ("png", "svg")
                 if plots
             ]
-    return Section(measure, stop, state, said, plots, facts, rows, save, pictures, amount)
+    return Section(box, measure, stop, state, said, plots, facts, rows, save, pictures, amount, settings)
 
 
 def _amount(name: str) -> gr.Slider | None:
@@ -124,6 +132,14 @@ def facts_value(finding: Finding) -> str:
     return json.dumps([[why, known], ["Formulas in circulation, on the best point measured here:", told]])
 
 
+_SURFACE_WORDS = (
+    "<p class='what'>Left: measured points, each with the range of its single rounds. Right: the speed-up S(α, γ) that "
+    "theory gives for the κ, c and v measured, darker on white and lighter on black for faster; solid line: the best γ "
+    "for each α; dotted: break-even. Blue is the γ of your settings.</p>"
+)
+
+_EXACTNESS_WORDS = "<h2 class='part'>Exactness</h2><p class='lead'>Is the text really the target’s own?</p>"
+
 _SAID = "<p class='headline'></p><p class='rest'></p><p class='where'></p>"
 _SAID_JS = """
 const show = () => {
@@ -135,7 +151,7 @@ const show = () => {
     line.hidden = !said[name];
   }
   const section = element.closest('.experiment');
-  const title = section?.querySelector('h2')?.textContent;
+  const title = section?.querySelector('h2:not(.part)')?.textContent;
   for (const picture of section?.querySelectorAll('.picture') ?? []) {
     picture.setAttribute('role', 'img');
     picture.setAttribute('aria-label', `${title}. ${said.headline ?? ''}`);
