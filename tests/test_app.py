@@ -399,7 +399,7 @@ def test_the_opening_run_is_a_real_one_and_says_where_it_was_measured() -> None:
     assert recording is not None
     delta = json.loads(recording.delta)
     assert delta["mode"] == "recorded"
-    assert delta["start"]["method"] == "prompt-lookup"
+    assert delta["start"]["method"] == DEFAULTS["method"]
     assert delta["start"]["prompt"] == load_regimes()[0].prompts[0]
     assert "the machine of the recording" in delta["verdict"]["detail"]
     assert "this machine" not in json.dumps(delta["verdict"])

@@ -196,12 +196,12 @@ const CHARTS = [
     name: 'kept', bars: true, height: 96, choice: 'step',
     looks: {
       out: {
-        define: 'accepted', title: 'Accepted per step', caption: 'of the tokens drafted', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.num_drafted, shade: 'T-2',
+        define: 'accepted_per_step', title: 'Accepted per step', caption: 'of the tokens drafted', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.num_drafted, shade: 'T-2',
         finding: () => 'Accepted tokens by step, over the number drafted.',
         table: [['accepted', (e) => String(e.step.num_accepted)], ['drafted', (e) => whole(e.step.num_drafted)]],
       },
       in: {
-        define: 'emitted', title: 'Tokens per step', caption: 'kept drafts, and the target’s own on top', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.emitted.length, shade: 'inkF',
+        define: 'tokens_per_step', title: 'Tokens per step', caption: 'kept drafts, and the target’s own on top', front: ({ step }) => step.num_accepted, behind: ({ step }) => step.emitted.length, shade: 'inkF',
         finding: () => 'Tokens by step: accepted ones, and the target’s own on top.',
         table: [['accepted', (e) => String(e.step.num_accepted)], ['written', (e) => String(e.step.emitted.length)]],
       },

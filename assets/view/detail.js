@@ -94,7 +94,9 @@ function openTip(content, rect, kind, owner) {
   tip.replaceChildren(...content);
   tip.className = `tip ${kind}`;
   tip.hidden = false;
+  tip._owner?.removeAttribute('aria-describedby');
   tip._owner = owner;
+  owner.setAttribute('aria-describedby', tip.id);
   const frame = root.getBoundingClientRect();
   const left = Math.max(0, Math.min(rect.left - frame.left - 12, frame.width - tip.offsetWidth));
   const below = rect.bottom - frame.top + 8;
@@ -107,6 +109,7 @@ function openTip(content, rect, kind, owner) {
 function closeTip() {
   clearTimeout(tip._timer);
   tip.hidden = true;
+  tip._owner?.removeAttribute('aria-describedby');
   tip._owner = null;
 }
 

@@ -183,6 +183,7 @@ let openingName; // of the run that the page opens on without being asked
 function rememberSource({ source, mode }) {
   const name = mode === 'recorded' ? source?.gallery ?? '' : '';
   openingName ??= name;
+  if (root.classList.contains('waiting')) return; // the server has not read the address yet
   keepInAddress('trace', name === openingName ? '' : name);
   $('.slide').hidden = !name;
 }

@@ -92,7 +92,7 @@ const WORDS = {
     more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part. Every step ends in a token of the target’s own: a correction, or a bonus after a fully kept draft.',
   },
   accepted_per_pass: {
-    name: 'Kept drafts per target pass', unit: 'tokens a pass',
+    name: 'Kept drafts per pass', unit: 'tokens a pass',
     words: 'How many drafted tokens one pass of the target keeps. The token that the target writes itself at the end of a step is left out, so plain decoding brings 0.',
     formula: 'accepted / target passes',
     numbers: (c) => equals(`${whole(c.num_accepted)} / ${whole(c.target_work)}`, fixed(c.accepted_per_pass, 2)),
@@ -125,14 +125,14 @@ const WORDS = {
     formula: 'tokens of 8 steps / their seconds',
     more: 'Only time inside steps counts; drawing this page is not in it.',
   },
-  accepted: {
+  accepted_per_step: {
     name: 'Accepted per step', unit: 'tokens a step',
     words: 'Green: drafted tokens kept in each step. Grey behind: tokens drafted.',
     formula: 'mean = accepted / steps that drafted',
     numbers: (c) => equals(`${whole(c.num_accepted)} / ${whole(c.num_drafting_steps)}`, fixed(c.mean_accepted, 2)),
     more: 'Counted with the target’s own token it is the acceptance length τ.',
   },
-  emitted: {
+  tokens_per_step: {
     name: 'Tokens per step', unit: 'tokens a step',
     words: 'Green: drafted tokens kept in each step. On top: the one that the target wrote itself.',
     formula: 'τ = 1 + accepted / steps that drafted',
@@ -177,7 +177,8 @@ function term(key, text = WORDS[key].name) {
   return button;
 }
 
-const wordsOf = (node) => WORDS[node.dataset?.define] ?? FATE_WORDS[node.dataset?.define];
+const termAt = (node) => node.closest?.('[data-define]');
+const wordsOf = ({ dataset }) => WORDS[dataset.define] ?? FATE_WORDS[dataset.define];
 
 function definition({ name, words, formula, numbers, more, unit }) {
   const sums = numbers && countersShown() ? [el('br'), el('b', '', numbers(countersShown()))] : [];
@@ -188,10 +189,10 @@ function definition({ name, words, formula, numbers, more, unit }) {
 // Definitions open on hover, focus and tap, in the view and in the figures below it, and can be hovered themselves.
 
 function define({ target }) {
-  const words = wordsOf(target);
-  if (!words) return;
+  const owner = termAt(target);
+  if (!owner) return;
   clearTimeout(tip._timer);
-  openTip(definition(words), target.getBoundingClientRect(), 'defn', target);
+  openTip(definition(wordsOf(owner)), owner.getBoundingClientRect(), 'defn', owner);
 }
 
 function closeDefinitionSoon() {
@@ -201,13 +202,9 @@ function closeDefinitionSoon() {
 
 document.addEventListener('pointerover', (event) => { if (event.pointerType !== 'touch') define(event); });
 document.addEventListener('focusin', define);
-document.addEventListener('click', (event) => { // a tap does not focus everywhere
-  if (!wordsOf(event.target)) return;
-  event.target.focus();
-  define(event);
-});
-document.addEventListener('focusout', ({ target }) => { if (wordsOf(target)) closeTip(); });
-document.addEventListener('pointerout', ({ target }) => { if (wordsOf(target)) closeDefinitionSoon(); });
+document.addEventListener('click', (event) => { termAt(event.target)?.focus(); define(event); }); // a tap does not focus everywhere
+document.addEventListener('focusout', ({ target }) => { if (termAt(target)) closeTip(); });
+document.addEventListener('pointerout', ({ target }) => { if (termAt(target)) closeDefinitionSoon(); });
 tip.addEventListener('pointerleave', closeDefinitionSoon);
 tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
 document.addEventListener('pointerdown', ({ target }) => { if (!tip.hidden && !tip.contains(target) && !tip._owner?.contains(target)) closeTip(); });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,18 +148,11 @@ class Share:
             yield {self._view: new_encoder().error(sentence)}
 
     def _open(self, payload: Any, request: gr.Request) -> dict[Any, Any]:
-        """A visitor's file. Gradio has checked that its path is that of an upload; what is in it is checked here."""
-        path = Path(payload["path"]) if isinstance(payload, Mapping) and isinstance(payload.get("path"), str) else None
+        """A visitor's file. It stays where Gradio put it, and goes when Gradio clears its cache."""
         try:
-            if path is None or not path.resolve().is_relative_to(Path(get_upload_folder()).resolve()):
-                path = None  # and nothing of it is deleted
-                raise TraceError("No file arrived. Choose a trace again.")
-            return self._shown(open_upload(path), request)
+            return self._shown(open_upload(_uploaded(payload)), request)
         except Exception as error:
             return {self._view: new_encoder().error(sentence_for(error))}
-        finally:
-            if path is not None:
-                path.unlink(missing_ok=True)
 
     def _shown(self, recording: Recording, request: gr.Request) -> dict[Any, Any]:
         updates = self._show(recording, request)
@@ -171,19 +165,26 @@ class Share:
     def _write(self, events: Sequence[Event], plain: Iterable[Event]) -> tuple[str, str]:
         """Trace and table of a run, in a folder of their own."""
         root = Path(self._files.name)
-        for old in root.glob("*/*"):
+        for old in root.iterdir():
             if time.time() - old.stat().st_mtime > _KEPT_S:
-                old.unlink(missing_ok=True)
+                shutil.rmtree(old, ignore_errors=True)
         folder, stem = Path(tempfile.mkdtemp(dir=root)), _file_stem(events)
         trace, table = folder / f"{stem}.jsonl", folder / f"{stem}.csv"
         try:
-            trace.write_text(dump_trace(events, plain), encoding="utf-8")
-            table.write_text(steps_csv(events), encoding="utf-8")
+            for path, text in ((trace, dump_trace(events, plain)), (table, steps_csv(events))):
+                path.write_text(text, encoding="utf-8", errors="replace")  # half a surrogate pair is no text
         except OSError:  # half a file would be offered as a whole one, and take the room that is missing
-            trace.unlink(missing_ok=True)
-            table.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         return str(trace), str(table)
+
+
+def _uploaded(payload: Any) -> Path:
+    """The path in what a browser sent. Raises TraceError for one that is no upload."""
+    path = payload.get("path") if isinstance(payload, Mapping) else None
+    if isinstance(path, str) and Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+        return Path(path)
+    raise TraceError("No file arrived. Choose a trace again.")
 
 
 def steps_csv(events: Iterable[Event]) -> str:
