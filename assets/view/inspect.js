@@ -58,14 +58,13 @@ function drawTransport() {
   }
   for (const button of $('.speeds').children) button.setAttribute('aria-pressed', String(button._speed === replay.speed));
   drawClocks();
-  const number = replayPosition();
-  const last = run.entries?.[number - 1];
+  const last = run.entries?.[Math.min(replayPosition(), stepsShown()) - 1];
   if (!ready) $('.sofar').textContent = run.phase === 'running' ? 'The run is still going on. It can be replayed once it is done.' : '';
-  else if (!last) $('.sofar').textContent = 'Before the first step.';
+  else if (!last) $('.sofar').textContent = 'Nothing written yet.';
   else {
     const { num_tokens, alpha, tokens_per_s } = last.series;
     const kept = alpha == null ? '' : ` · per-token acceptance ${fixed(alpha, 3)}`;
-    $('.sofar').textContent = `${phase < COMMIT ? 'With' : 'So far, with'} step ${last.step.index} of ${run.entries.length}: ${counted(num_tokens, 'token')}${kept} · ${fixed(tokens_per_s, 1)} tokens a second`;
+    $('.sofar').textContent = `Up to step ${last.step.index} of ${run.entries.length}: ${counted(num_tokens, 'token')}${kept} · ${fixed(tokens_per_s, 1)} tokens a second`;
   }
 }
 
@@ -115,7 +114,10 @@ function drawStep(entry) {
 function drawPhase(entry) {
   const phase = replay.number === null ? COMMIT : replay.phase;
   lens.dataset.phase = phase;
-  if (entry) $('.lead', lens).textContent = stepHeadline(entry.step, phase);
+  if (entry) {
+    $('.lead', lens).textContent = stepHeadline(entry.step, phase);
+    if (entry.step.cache) $('.ruler h2', lens).textContent = phase < COMMIT ? 'The cache: written ahead' : rulerTitle(entry.step);
+  }
   else if (canReplay()) [$('.lead', lens).textContent, $('.gist', lens).textContent] = ['Before the first step', `The prompt has ${counted(run.start.prompt_ids.length, 'token')}, and nothing is written yet.`];
   else [$('.lead', lens).textContent, $('.gist', lens).textContent] = ['No step yet', 'Press Run on the Watch tab; a step can be looked at as soon as it is there.'];
 }
@@ -179,13 +181,13 @@ function tableRow(row) {
   }
   const p = drafted ? drafted.target_prob : token && isDrawnFromRest(token) ? null : token?.target_prob;
   const q = drafted && isChosen(drafted) ? 'chosen' : fixed(drafted?.draft_prob, 2);
-  const coinCell = cell('coins at-verify');
-  if (drafted && hasCoin(drafted)) coinCell.append(coin(drafted, 160));
-  else if (drafted && drafted.fate !== 'discarded') coinCell.append(el('small', '', outcome(drafted)));
+  const coinCell = cell('coins');
+  if (drafted && hasCoin(drafted)) coinCell.append(el('span', 'from-verify', coin(drafted, 160)));
+  else if (drafted && drafted.fate !== 'discarded') coinCell.append(el('small', 'from-commit', outcome(drafted)));
   const words = many ? `Never tested: ${many.slice(0, 8).map(spoken).join(', ')}${many.length > 8 ? ' …' : ''}` : drafted ? verdictWords(drafted, step) : originWords(token, step);
   row.node = el('tr', `${key}${drafted || many ? '' : ' from-commit'}`,
-    cell('n roomy', String(place + 1)), name, cell('n', q), cell('n from-verify', fixed(p, 2)),
-    cell('n roomy chance from-verify', drafted && hasCoin(drafted) ? fixed(drafted.accept_prob, 2) : NO_VALUE), coinCell, cell('say roomy from-commit', words));
+    cell('n roomy', String(place + 1)), name, cell('n', q), cell('n', el('span', 'from-verify', fixed(p, 2))),
+    cell('n roomy chance', el('span', 'from-verify', drafted && hasCoin(drafted) ? fixed(drafted.accept_prob, 2) : NO_VALUE)), coinCell, cell('say roomy', el('span', 'from-commit', words)));
   if (!many) row.node.addEventListener('click', () => { chooseRow(lensRows.indexOf(row)); row.button.focus({ preventScroll: true }); });
   return row.node;
 }
@@ -247,7 +249,6 @@ function drawFigures(entry) {
   const ruler = $('.ruler', lens);
   ruler.hidden = !step.cache;
   if (ruler.hidden) return;
-  $('h2', ruler).textContent = rulerTitle(step);
   $('figure', ruler).replaceChildren(drawRuler(width, step, lastTokensBefore(entry)));
   $('.cap', ruler).textContent = rulerWords(step);
 }

@@ -1,7 +1,7 @@
 // ---- odds: what both models thought at one place: bars of p against q, what they share, what is left at a refusal ----
 // Teal is min(p, q), red is q over p, amber is p over q: the three areas are the three fates.
 
-const ODDS_PX = { row: 30, bar: 20, head: 20, numbers: 104, gap: 48, rest: 0.24, mostLabel: 132, charPx: 8, mark: 34 };
+const ODDS_PX = { row: 30, bar: 20, head: 20, numbers: 122, gap: 48, rest: 0.24, mostLabel: 132, charPx: 8, mark: 34 };
 const MOST_ROWS = 9;
 
 /** One row a token that either model finds likely, the tried and the written one among them; likeliest first. */
@@ -17,7 +17,7 @@ function oddsRows(drafted, own, isLast) {
   for (const top of drafted.residual_top ?? []) row(top).rest = top.prob;
   tried.tried = true;
   tried.p ??= drafted.target_prob;
-  if (!isChosen(drafted)) tried.q ??= drafted.draft_prob;
+  if (drafted.draft_top) tried.q ??= drafted.draft_prob; // the one value of a greedy draft makes no second bar
   if (isLast && own) {
     const written = row(own);
     written.written = true;
@@ -61,7 +61,7 @@ function drawOdds(width, drafted, own, isLast) {
   const most = Math.max(...rows.map(({ p, q }) => Math.max(p ?? 0, q ?? 0)), 0.01);
   const x = (value) => left + (room * value) / most;
   const height = ODDS_PX.head + rows.length * ODDS_PX.row;
-  const columns = { q: numbersEnd - 50, p: numbersEnd - 4 };
+  const columns = { q: numbersEnd - 60, p: numbersEnd - 4 };
   const restLeft = width - rest;
   const node = picture(width, height, oddsLabel(drafted, rows));
   if (known.q) node.append(svg('text', { x: columns.q, y: 12, class: 'end t13' }, 'q'));
@@ -132,13 +132,13 @@ function oddsWords(drafted, step) {
   const before = triedBefore(drafted, step);
   const rest = before ? ` ${capital(inWords(before))} guess${before > 1 ? 'es' : ''} for this place had been refused before, so p is what was left of it.` : '';
   if (drafted.fate === 'discarded') return prose(name, ` was never tested, so nothing is known of the target here${whyUntested(drafted, step)}.`);
-  if (isChosen(drafted)) return prose(name, ' was chosen, not drawn, so it has no q. It is kept with the chance that the target gives it, ', drafted.accept_prob, ', and its coin fell at ', drafted.coin, `.${rest}`);
+  if (isChosen(drafted)) return prose(name, ' was chosen, not drawn, so it has no q. It is kept with the chance that the target gives it, ', chanceWords(drafted.accept_prob), ', and its coin fell at ', drafted.coin, `.${rest}`);
   if (hasCoin(drafted) && drafted.overlap != null) {
     const share = Math.round(drafted.overlap * 100);
     return prose('The two models share ', drafted.overlap, ` of their probability here: of 100 tokens drafted at this place, ${share} would be kept. `, name,
-      ' alone had a chance of ', drafted.accept_prob, ', and its coin fell at ', drafted.coin, `.${rest}`);
+      ' alone had a chance of ', chanceWords(drafted.accept_prob), ', and its coin fell at ', drafted.coin, `.${rest}`);
   }
-  if (hasCoin(drafted)) return prose(name, ' had a chance of ', drafted.accept_prob, ', and its coin fell at ', drafted.coin, `.${rest}`);
+  if (hasCoin(drafted)) return prose(name, ' had a chance of ', chanceWords(drafted.accept_prob), ', and its coin fell at ', drafted.coin, `.${rest}`);
   if (isLikelyRule()) return prose('No coin is thrown: what the target finds likely enough is kept.', ...(drafted.target_prob == null ? [] : [' It gave ', name, ' a chance of ', chanceWords(drafted.target_prob), '.']));
   if (isGreedy()) return prose('A greedy run throws no coin: only the target’s first choice is kept, however close the others come.', ...(drafted.target_prob == null ? [] : [' At temperature 1 ', name, ' would have a chance of ', chanceWords(drafted.target_prob), '.']));
   return prose('What the two models thought here is not known.');

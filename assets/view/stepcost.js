@@ -1,6 +1,6 @@
 // ---- stepcost: what one step cost: its time against plain decoding, and what it left in the target's cache ------------
 
-const COST_PX = { bar: 22, left: 76, after: 84 };
+const COST_PX = { bar: 22, left: 76, after: 98 };
 const RULER_PX = { row: 30, cell: 22, left: 92, least: 27, most: 70, gap: 1.5, head: 20 };
 const NUM_OLD = 4; // entries shown of those that were there before
 
@@ -53,8 +53,8 @@ function costWords(step, plain) {
 // -- cache --
 
 /** Columns of the ruler: a few entries from before, then what the pass wrote ahead, kept path first. */
-function rulerColumns(step, before, number) {
-  const { cache, drafted } = step;
+function rulerColumns(step, before) {
+  const { cache } = step;
   const columns = [];
   const isPadding = run.start.width > 0 && step.rows === run.start.width;
   const root = before.at(-1);
@@ -111,7 +111,7 @@ function drawRuler(width, step, before) {
   const y = (row) => RULER_PX.head + row * RULER_PX.row + 4;
   line('before', cache.before, y(0), '', (kind) => (kind === 'old' ? 'K-kept' : null));
   line('checked', cache.checked, y(1), 'from-verify', (kind) => ({ old: 'K-kept', extra: 'K-extra' })[kind] ?? 'K-ahead');
-  line('after', cache.after, y(2), 'from-commit', (kind) => ({ old: 'K-kept', root: 'K-kept', accepted: 'K-kept', extra: null })[kind] ?? (kind === 'extra' ? null : 'K-back'));
+  line('after', cache.after, y(2), 'from-commit', (kind) => (kind === 'extra' ? null : kind === 'rejected' || kind === 'discarded' ? 'K-back' : 'K-kept'));
   return node;
 }
 
@@ -126,7 +126,7 @@ function rulerWords(step) {
   const own = ownToken(step);
   const parts = [];
   if (own) parts.push(`${capital(quotedToken(own))} has no entry yet: it is fed in the next step.`);
-  if (isTreeStep(step.drafted) && step.num_accepted) parts.push('Kept entries of the tree are moved together.');
+  if (step.drafted.some((token, i) => token.fate === 'accepted' && i >= step.num_accepted)) parts.push('Kept entries of the tree are moved together.');
   const { extra } = step.cache;
   if (extra && run.start.width > 0) parts.push(`${capital(countedInWords(extra, 'row'))} of the ${inWords(step.rows)} ${extra === 1 ? 'is' : 'are'} padding, there to keep every pass equally wide.`);
   else if (extra) parts.push(`${capital(countedInWords(extra, 'row'))} of the ${inWords(step.rows)} ${were(extra)} scored for the drafter’s own use.`);

@@ -85,7 +85,7 @@ function verdictWords(token, step) {
   if (hasCoin(token)) {
     const [chance, toss] = [fixed(token.accept_prob, 2), fixed(token.coin, 2)];
     if (token.accept_prob >= 1) return 'Kept. The target likes it at least as much as the draft did.';
-    if (!token.accept_prob) return 'Refused. The target would never write it here.';
+    if (!kept && token.accept_prob < 0.005) return 'Refused. The target gives it next to no chance.';
     if (chance === toss) return `${kept ? 'Kept' : 'Refused'}. The coin fell just ${kept ? 'under' : 'over'} ${chance}.`;
     return kept ? `Kept. The coin ${toss} is under ${chance}.` : `Refused. The coin ${toss} is over ${chance}.`;
   }
