@@ -34,7 +34,7 @@ function addParagraph(owner, from, lanes, note) {
   const paragraph = { from, owner, lanes, spans, poles: hidden('pole'), names: hidden('name'), reached: 0, box };
   lanes.forEach((lane, i) => paragraph.poles[i].classList.toggle('first', lane.line === 'run'));
   box.append(...spans, ...paragraph.poles, ...paragraph.names);
-  if (note) placesBox.append(el('h3', '', lanes.map((lane) => lane.title).join(' · '), el('small', '', note)));
+  if (note) placesBox.append(el('h3', '', `${lanes.map((lane) => lane.title).join(' · ')} `, el('small', '', note)));
   placesBox.append(box);
   paragraphs.push(paragraph);
 }

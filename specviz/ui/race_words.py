@@ -50,7 +50,7 @@ def _texts(lanes: Sequence[Lane]) -> str:
     said = [_agreement(same, all_of_them=len(same) == len(lanes) - 1), *map(_difference, _by_text(other))]
     if unknown:
         said.append(_uncompared(unknown, temperature))
-    if unknown or not _same_length(compared):
+    if unknown or not _same_length(ranked(lanes)):
         said.append("Texts differ, so compare tokens a second, not seconds.")
     return " ".join(filter(None, said))
 
