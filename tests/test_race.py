@@ -449,10 +449,7 @@ def test_86_hostile_texts_are_shown_as_they_are(url: str) -> None:
         assert page.locator("#view .race img, #view .race script, #view .race b b").count() == 0
         assert "<b>x</b>${1+1}" in page.inner_text("#view .lanes")
         assert page.inner_text("#view .lane .why") == "<img src=x onerror=alert(1)>"
-        assert (
-            page.inner_text("#view .race .promptline") == "Prompt <b>${x}</b>".replace(" ", "\u00a0")
-            or page.inner_text("#view .race .promptline span") == "<b>${x}</b>"
-        )
+        assert page.inner_text("#view .race .promptline span") == "<b>${x}</b>"
         joined = "".join(t.text for e in STREAMS["hostile"]() if isinstance(e, StepDone) for t in e.emitted)
         spans = "all => all.map(span => [...span.querySelectorAll('.x')].map(x => x._copy).join('')).join('')"
         assert page.locator("#view .places > span:not(.pole):not(.name)").evaluate_all(spans) == joined
@@ -471,7 +468,7 @@ def test_a_live_race_fills_lane_by_lane_and_a_problem_leaves_it(url: str) -> Non
         page.evaluate("document.getElementById('go-race').click()")  # recorded: the visitor's own race stays
         page.evaluate("document.getElementById('go-refused').click()")
         page.wait_for_selector("#view .raceproblem:visible")
-        assert page.inner_text("#view .raceproblem") == "Choose 1 to 3 methods.\n4 are chosen."
+        assert page.inner_text("#view .raceproblem").split() == "Choose 1 to 3 methods. 4 are chosen.".split()
         assert page.locator("#view .lane").count() == 3
         clean(chromium)
 
