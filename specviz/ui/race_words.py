@@ -85,7 +85,7 @@ def _difference(lanes: Sequence[Lane]) -> str:
     assert base is not None and started is not None
     place = (base.first_difference or 0) + 1
     gap = "" if base.gap is None else f", where the two best logits are {gap_in_words(base.gap)}"
-    way = "goes another way" if len(lanes) == 1 else "part from plain decoding, all the same way,"
+    way = "goes another way" if len(lanes) == 1 else "part from plain decoding together"
     lead = f"{_list([title_of(lane.method) for lane in lanes])} {way} at token {place}{gap}"
     if base.width_same:
         return f"{lead}: at {started.width} rows a pass plain decoding does too."
