@@ -28,12 +28,12 @@ function openTab(id) {
 
 const TABS_WITHIN_MS = 20000;
 
-/** Gradio may mount its tabs after the view. */
+/** Presses the tab until it answers: Gradio may mount its tabs after the view, and listens to them later still. */
 function openPanelOfAddress() {
   const id = new URLSearchParams(location.search).get('tab');
-  if (!/^[a-z]+$/.test(id ?? '')) return;
-  if (document.querySelector('[role=tab]')) openTab(id);
-  else if (performance.now() < TABS_WITHIN_MS) setTimeout(openPanelOfAddress, 50);
+  if (!/^[a-z]+$/.test(id ?? '') || document.body.dataset.tab || performance.now() > TABS_WITHIN_MS) return;
+  openTab(id);
+  setTimeout(openPanelOfAddress, 100);
 }
 
 addEventListener('specviz:tab', ({ detail }) => {

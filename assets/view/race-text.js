@@ -15,7 +15,7 @@ function buildPlaces() {
     // up to where they part, lanes with another text stand in plain decoding's
     if (owner.method === 'plain') addParagraph(owner, 0, withText.filter((lane) => sharing.includes(lane) || lane.first_difference != null), '');
     else if (owner.first_difference != null) addParagraph(owner, owner.first_difference, sharing, `another text from token ${owner.first_difference + 1} on`);
-    else addParagraph(owner, 0, sharing, sharing.length > 1 ? 'a text of their own' : 'its own text');
+    else addParagraph(owner, 0, sharing, owner.whole ? 'a text of its own' : 'not compared');
   }
 }
 
@@ -34,7 +34,7 @@ function addParagraph(owner, from, lanes, note) {
   const paragraph = { from, owner, lanes, spans, poles: hidden('pole'), names: hidden('name'), reached: 0, box };
   lanes.forEach((lane, i) => paragraph.poles[i].classList.toggle('first', lane.line === 'run'));
   box.append(...spans, ...paragraph.poles, ...paragraph.names);
-  if (note) placesBox.append(el('h3', '', lanes.map((lane) => lane.title).join(' · '), el('small', '', note)));
+  if (note) placesBox.append(el('h3', '', `${lanes.map((lane) => lane.title).join(' · ')} `, el('small', '', note)));
   placesBox.append(box);
   paragraphs.push(paragraph);
 }
@@ -86,15 +86,21 @@ function drawPoles(paragraph) {
   });
 }
 
-/** A name at each pole; poles too close for that share one label, in their order. It stands left where it must. */
+/** A name at each pole, left of it where the right is too narrow; names that would meet share one label, in their order. */
 function namesOf(standing, width) {
   const labels = [];
   const size = (text) => text.length * NAME_LETTER_PX + 12;
+  const place = (label) => {
+    label.isLeft = label.from + size(label.text) > width && label.to > size(label.text);
+    label.x = label.isLeft ? label.to : label.from;
+    label.left = label.isLeft ? label.to - size(label.text) : label.from;
+    return label;
+  };
   for (const { x, y, title } of standing.sort((a, b) => a.y - b.y || a.x - b.x)) {
     const last = labels.at(-1);
-    if (last && Math.abs(last.y - y) < 4 && x < last.x + size(last.text)) Object.assign(last, { text: `${last.text} · ${title}`, end: x });
-    else labels.push({ x, y, text: title, end: x });
+    const label = place({ text: title, from: x, to: x, y });
+    if (last && Math.abs(last.y - y) < 4 && label.left < last.left + size(last.text)) place(Object.assign(last, { text: `${last.text} · ${title}`, to: x }));
+    else labels.push(label);
   }
-  for (const label of labels) if (label.x + size(label.text) > width && label.end > size(label.text)) Object.assign(label, { x: label.end, isLeft: true });
   return labels;
 }

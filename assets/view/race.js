@@ -20,7 +20,7 @@ function receiveRace(delta) {
   if (part.problem || part.start || delta.seq === 0) showRaceProblem(part.problem);
   if (part.start) beginRace(part);
   for (const lane of part.lanes ?? []) addLane(lane);
-  if (part.result) finishRace(part);
+  if (part.result) finishRace(part); else if (part.lanes) markTurn();
 }
 
 function showRaceStatus({ text, fraction }) {
@@ -54,6 +54,12 @@ function beginRace({ mode, start, origin }) {
   $('.racenote', raceBox).hidden = mode !== 'recorded';
   if (origin) $('.race-origin', raceBox).replaceChildren(...originFacts(origin));
   $('.lanes', raceBox).replaceChildren(...start.titles.map((title) => el('li', 'lane', el('h3', '', title), el('div', 'track'), el('div', 'res', el('small', '', 'waits')))));
+}
+
+/** Says of the lane after the measured ones that it is its turn. */
+function markTurn() {
+  const row = $('.lanes', raceBox).children[race.lanes.length];
+  if (row) $('.res small', row).textContent = 'being measured';
 }
 
 function addLane(lane) {

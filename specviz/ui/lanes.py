@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,16 @@ def _rows(lanes: Sequence[Lane]) -> Iterator[list[Any]]:
         ]  # fmt: skip
 
 
+_COMPARED = "compared.json"
+
+
 def save_lanes(folder: Path, lanes: Sequence[Lane]) -> None:
-    """One trace a lane, named so that they are read in this order."""
+    """One trace a lane, named so that they are read in this order, and what comparing with plain decoding found."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, lane in enumerate(lanes, start=1):
         (folder / f"{number}-{lane.method}.jsonl").write_text(dump_trace(lane.events), encoding="utf-8")
+    found = {lane.method: asdict(lane.plain) for lane in lanes if lane.plain}
+    (folder / _COMPARED).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def load_lanes(folder: Path) -> list[Lane]:
@@ -163,10 +169,9 @@ def load_lanes(folder: Path) -> list[Lane]:
     Raises:
         TraceError: a file is no trace.
     """
-    runs = [load_trace(path).events for path in sorted(folder.glob("*.jsonl"))]
-    plain = next((run for run in runs if isinstance(run[0], RunStarted) and run[0].method == "plain"), ())
-    return [
-        Lane(run[0].method, run, None if run is plain else Baseline.of(plain, run))
-        for run in runs
-        if isinstance(run[0], RunStarted)
-    ]
+    if not folder.is_dir():
+        return []
+    found = json.loads((folder / _COMPARED).read_text(encoding="utf-8"))
+    traces = [load_trace(path) for path in sorted(folder.glob("*.jsonl"))]
+    plain = {name: Baseline(**fields) for name, fields in found.items()}
+    return [Lane(trace.started.method, trace.events, plain.get(trace.started.method)) for trace in traces]

@@ -59,7 +59,7 @@ class Race:
                     elem_classes="run",
                     elem_id="race-start",
                     scale=0,
-                    min_width=150,
+                    min_width=170,
                 )
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
             with gr.Row(elem_classes="extras"):

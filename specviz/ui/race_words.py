@@ -50,7 +50,7 @@ def _texts(lanes: Sequence[Lane]) -> str:
     said = [_agreement(same, all_of_them=len(same) == len(lanes) - 1), *map(_difference, _by_text(other))]
     if unknown:
         said.append(_uncompared(unknown, temperature))
-    if unknown or not _same_length(compared):
+    if unknown or not _same_length(ranked(lanes)):
         said.append("Texts differ, so compare tokens a second, not seconds.")
     return " ".join(filter(None, said))
 
@@ -85,7 +85,7 @@ def _difference(lanes: Sequence[Lane]) -> str:
     assert base is not None and started is not None
     place = (base.first_difference or 0) + 1
     gap = "" if base.gap is None else f", where the two best logits are {gap_in_words(base.gap)}"
-    way = "goes another way" if len(lanes) == 1 else "part from plain decoding, all the same way,"
+    way = "goes another way" if len(lanes) == 1 else "part from plain decoding together"
     lead = f"{_list([title_of(lane.method) for lane in lanes])} {way} at token {place}{gap}"
     if base.width_same:
         return f"{lead}: at {started.width} rows a pass plain decoding does too."
