@@ -1,4 +1,16 @@
-"""specviz: see speculative decoding accept and refuse. The public names; the heavy ones are imported on first use."""
+"""specviz: see speculative decoding accept and refuse.
+
+    generator = SpeculativeGenerator(load_pair("smollm2-135m"))
+    for event in generator.stream("Why is the sky blue?", RunConfig(method="prompt-lookup")):
+        ...                                 # RunStarted, PrefillDone, StepDone (many), RunFinished
+
+A run is a stream of typed events, and everything else reads the stream: `fold(events)` gives every count and rate,
+`specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to. Ways to draft are in
+`specviz.drafters.registry`, closed forms in `specviz.theory`, named models in `specviz.models.catalog`, and what is
+raised on purpose in `specviz.errors`.
+
+These are the public names; those that need torch are imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +41,11 @@ __all__ = [
     "fold",
     "load_pair",
 ]
+
+
+def __dir__() -> list[str]:
+    """For `help` and `pydoc`, which would not see what is imported on first use."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """A rehearsal of Hugging Face Spaces without one: the front matter, a forked worker in place of ZeroGPU's, and app.py
-under a Space's environment: an empty cache, a home that cannot be written, a folder of a larger site."""
+under a Space's environment: an empty cache, a home that cannot be written, no network, a folder of a larger site."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -28,7 +29,9 @@ from specviz.events import RunFinished, event_to_json
 from specviz.models.catalog import get_pair
 from specviz.models.fetch import HUB_FILES
 from specviz.ui import zerogpu
+from specviz.ui.host import EngineHost
 from specviz.ui.live import new_encoder, run_live
+from specviz.ui.page import build_page, launch
 from specviz.ui.settings import WatchSettings
 from specviz.ui.space import settle_in
 from specviz.ui.visits import Visit
@@ -128,7 +131,11 @@ def space(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         os.kill(pid, 15)
 
 
-def tiny_host(problem: Callable[..., str | None] = lambda *_: None) -> ZeroGpuHost:
+def no_problem(*_: Any) -> None:
+    """Every pair fits."""
+
+
+def tiny_host() -> ZeroGpuHost:
     """Pairs whose models are tiny, loaded here. They cannot be loaded from files, as a worker would have to."""
 
     def load(pair: Any, **_: Any) -> Any:
@@ -136,12 +143,17 @@ def tiny_host(problem: Callable[..., str | None] = lambda *_: None) -> ZeroGpuHo
         loaded.pair = pair
         return loaded
 
-    host = ZeroGpuHost({"tiny": TINY}, load=load, problem=problem)
+    host = ZeroGpuHost({"tiny": TINY}, load=load, problem=no_problem)
     host.start().join(20)
     return host
 
 
-def run(host: ZeroGpuHost, visit: Visit | None = None, **values: Any) -> Iterator[dict[str, Any]]:
+def tiny_local_host() -> EngineHost:
+    """The same pair, computing here."""
+    return EngineHost({"tiny": TINY}, load=lambda *_, **__: loaded_pair(tiny_llama(positions=2048)), problem=no_problem)
+
+
+def run(host: EngineHost, visit: Visit | None = None, **values: Any) -> Iterator[dict[str, Any]]:
     values = {"prompt": "hello", "method": "prompt-lookup", "max_new_tokens": 24, "measure_plain": False} | values
     settings = WatchSettings.read(values, host.pairs)
     return map(json.loads, run_live(host, visit or Visit(), settings, new_encoder()))
@@ -299,14 +311,31 @@ def started(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.browser
-def test_app_is_alive_as_a_space_under_a_folder(started: str):
+def test_app_is_alive_as_a_space(started: str):
     """The models cannot be fetched here: the page plays its recorded run all the same, and says so in one sentence."""
     with proxied(started, "/some/path") as url, open_page(f"{url}/") as page:
-        page.page.wait_for_function("document.querySelectorAll('#view .st').length > 3", timeout=20_000)
+        page.page.wait_for_function("document.querySelectorAll('#view .strip .st').length > 3", timeout=60_000)
         page.page.wait_for_function("document.querySelector('#masthead .ready')?.dataset.phase === 'failed'")
-        said = page.page.inner_text("#masthead .ready")
-        assert "SmolLM2-1.7B-Instruct is not on this machine yet" in said
+        assert "SmolLM2-1.7B-Instruct is not on this machine yet" in page.page.inner_text("#masthead .ready")
         page.page.click("#run")
-        page.page.wait_for_function("document.querySelector('#view').innerText.includes('offline mode is on')")
-        assert not page.outside
-        assert not page.errors
+        page.page.wait_for_function("document.querySelector('#view .problem').innerText.includes('offline mode is on')")
+        hosts = {urlsplit(address).hostname for address in page.outside}
+        assert hosts <= {"huggingface.co", "fonts.googleapis.com"}, "Gradio's own, which asks the Hub about its Space"
+
+
+@pytest.mark.browser
+def test_page_works_under_a_folder_of_a_larger_site():
+    """Behind a proxy that takes the folder off, as JupyterHub and company portals do."""
+    host = tiny_local_host()
+    demo = build_page(host)
+    _, here, _ = launch(demo, prevent_thread_lock=True, root_path="/some/path")
+    try:
+        with proxied(here.rstrip("/"), "/some/path") as url, open_page(f"{url}/") as page:
+            page.page.wait_for_function("document.querySelectorAll('#view .strip .st').length > 3", timeout=60_000)
+            page.page.click("#run")
+            status = "document.querySelector('#view').innerText"
+            page.page.wait_for_function(f"{status}.includes('Finished') || {status}.includes('Stopped')")
+            assert not page.outside
+            assert not [error for error in page.errors if "404" not in error], "a browser asks the root for an icon"
+    finally:
+        demo.close()

@@ -188,9 +188,7 @@ def _custom_source(text: str, local: bool) -> WeightSource:
         folder = folder.resolve()
         return WeightSource(repo=folder.name, folder=str(folder))
     if local and (text.startswith((".", "~")) or folder.is_absolute() or "\\" in text):
-        raise ConfigError(
-            f"There is no folder {text[:200]!r}. Check the path, or name a model of the Hub: owner/name."
-        )
+        raise ConfigError(f"There is no folder {text[:200]!r}. Check the path, or name a model of the Hub: owner/name.")
     repo, _, revision = text.partition("@")
     revision = revision or "main"  # the commit that it stands for is written down when the files are fetched
     if not _REVISION.fullmatch(revision) or ".." in revision:

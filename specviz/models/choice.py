@@ -17,9 +17,7 @@ def add_pair_flags(parser: argparse.ArgumentParser) -> None:
         "--pair", metavar="NAME", default="", help=f"model pair of the catalog (default: {default_pair_name()})"
     )
     form = "a folder with config.json, tokenizer and safetensors, or owner/name or owner/name@revision of the Hub"
-    parser.add_argument(
-        "--target", metavar="MODEL", default="", help=f"your own in place of --pair: {form}"
-    )
+    parser.add_argument("--target", metavar="MODEL", default="", help=f"your own in place of --pair: {form}")
     parser.add_argument(
         "--draft", metavar="MODEL", default="", help="a draft model of your own with the same tokenizer, for --target"
     )
