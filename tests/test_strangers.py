@@ -346,6 +346,7 @@ def test_private_endpoints_check_what_they_get(site: Any) -> None:
         assert "error" in said
         assert "Traceback" not in said
         assert ".py" not in said
+    assert "20,000 characters; got 10,000,000" in page_run(url, run["id"], ["x" * 10**7, *good[1:]])
     assert page_run(url, run["id"], [])  # refused by Gradio, without a word
     shape = httpx.post(f"{url}/gradio_api/run/_shape", json={"data": [{}, [], "x", None, 10**30]})
     assert "Traceback" not in shape.text

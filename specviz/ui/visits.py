@@ -39,13 +39,15 @@ class Visit:
 
     stop: threading.Event | None = None
     last: LastRun | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self) -> threading.Event:
         """Raises BusyError where a run of this page goes on: a page has one place in the line, and one Stop."""
-        if self.stop is not None:
-            raise BusyError(ALREADY_RUNNING)
-        self.stop = threading.Event()
-        return self.stop
+        with self._lock:
+            if self.stop is not None:
+                raise BusyError(ALREADY_RUNNING)
+            self.stop = threading.Event()
+            return self.stop
 
     def end(self, stop: threading.Event) -> None:
         if self.stop is stop:

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -57,8 +56,7 @@ def visitors(minutes: float, count: int, port: int) -> dict[str, Any]:
         time.sleep(3)
         after = usage(server.pid)
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(30)
+        server.terminate()
     runs = [entry["runs"] for entry in lists]
     return {
         "minutes": minutes,
