@@ -7,7 +7,7 @@ const raceFeed = { id: null, seq: -1 };
 const race = { lanes: [], result: null, clock: 0, end: 0, speed: 1, playing: false, due: false };
 const SPEEDS = [0.1, 0.5, 1, 2, 4];
 const PACES = { 0.1: 'shown 10 times slower', 0.5: 'shown at half speed', 1: 'shown at its real speed', 2: 'shown 2 times faster', 4: 'shown 4 times faster' };
-const LONGEST_FRAME_MS = 250; // a page that could not draw goes on where it was
+const FRAME_MS = { least: 30, longest: 250 }; // a page that could not draw goes on where it was
 const TRACK_PX = { height: 28, cell: 11, top: 7, end: 8 };
 
 // -- intake --
@@ -72,6 +72,7 @@ function addLane(lane) {
   row.replaceChildren(el('h3', '', lane.title, el('small', '', lane.caption)));
   if (lane.steps.length) row.append(lane.trackBox, lane.res, lane.says);
   if (why) row.append(el('p', 'why', why));
+  row.classList.toggle('absent', !lane.steps.length);
   race.lanes.push(lane);
   race.end = race.clock = Math.max(race.end, lane.steps.length ? lane.decode_s : 0); // measured lanes stand at their end
   layOutRace();
@@ -140,7 +141,8 @@ const tickSoon = batched(() => {
   if (!race.playing) return;
   if (panelInView !== 'race' || document.hidden) return pauseRace();
   const now = performance.now();
-  race.clock = Math.min(race.end, race.clock + (Math.min(now - race.drawn, LONGEST_FRAME_MS) / 1000) * race.speed);
+  if (now - race.drawn < FRAME_MS.least) return tickSoon();
+  race.clock = Math.min(race.end, race.clock + (Math.min(now - race.drawn, FRAME_MS.longest) / 1000) * race.speed);
   race.drawn = now;
   drawRace();
   if (race.clock >= race.end) return pauseRace();
@@ -234,7 +236,7 @@ function drawLane(lane) {
   const rate = `${fixed(rateShown(lane), 1)} tokens/s`;
   const count = `${tokens} of ${lane.num_tokens}`;
   if (!there || !lane.whole) return lane.res.replaceChildren(count, el('small', '', rate));
-  const first = race.result?.same_length ? 'line' : 'end'; // of unequal texts the first at its end is not the fastest
+  const first = race.result && !race.result.same_length ? 'end' : 'line'; // of unequal texts the first at its end is not the fastest
   const at = el('small', '', `${first} at ${seconds(lane.decode_s)}`);
   const ratio = lane.speed_up == null ? count : el('b', '', `${fixed(lane.speed_up, 2)}×${lane.verdict?.kind === 'slower' ? ' slower' : ''}`);
   return lane.res.replaceChildren(ratio, el('small', '', rate), at);

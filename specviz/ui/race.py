@@ -30,7 +30,10 @@ RECORDED_RACE = TRACES / "race"
 _FAVOURITES = ("cascade", "prompt-lookup", "feature", "draft-model", "ngram-table", "lookahead")
 """Chosen at first, as far as the pair offers them: three that differ much."""
 
-_HOW = "Run one after another, replayed on one clock: two at once would slow each other down."
+_HOW = (
+    "up to three methods, with the prompt and settings on the left. They run one after another and are replayed on one "
+    "clock: two at once would slow each other down."
+)
 
 
 class Race:
@@ -63,10 +66,6 @@ class Race:
                 )
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
             with gr.Row(elem_classes="extras"):
-                gr.HTML(
-                    html_template=f"<p class='race-how'>{_HOW}</p>", js_on_load=None, apply_default_css=False,
-                    elem_classes="note",
-                )  # fmt: skip
                 self.save = gr.DownloadButton(
                     "Save table", value=str(self._table(self.recorded)) if self.recorded else None,
                     interactive=bool(self.recorded), elem_id="race-save", scale=0, min_width=90,
@@ -74,7 +73,7 @@ class Race:
         choices = _choices(self.host.pairs[self.host.default_pair])
         self.racers = gr.Dropdown(
             choices, value=_favourites(choices), multiselect=True, max_choices=MAX_RACERS, filterable=False,
-            label="Against plain decoding", info="up to three methods; prompt and settings are those on the left",
+            label="Against plain decoding", info=_HOW,
             elem_id="racers",
         )  # fmt: skip
 
