@@ -397,7 +397,8 @@ def test_the_note_has_the_shape_the_page_reads():
         if step.gamma:
             assert isinstance(step.note, DraftNote)
             assert step.note.kind == "lookahead"
-            assert set(step.note.data) == {"window", "pool_hits", "pool_size", "guesses", "num_warm"}
+            shape = {"window", "window_texts", "pool_hits", "pool_size", "guesses", "num_warm", "answers"}
+            assert set(step.note.data) == shape
             assert step.note.data["pool_hits"] == len(step.note.data["guesses"])
             assert (step.note.data["pool_hits"] > 0) == (step.num_drafted > 0)
 

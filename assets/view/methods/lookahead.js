@@ -88,7 +88,7 @@ function drawJacobi(entry, { num_start: numStart }) {
   const start = !numStart ? '' : numStart >= drafted.length ? ' They are mere start values.' : ` The last ${numStart === 1 ? 'is a mere start value' : `${inWords(numStart)} are mere start values`}.`;
   const note = next.length ? 'What stands behind the target’s own word, in grey, is guessed in the next step.' : '';
   return {
-    finding: `${asSentence(inWords(drafted.length))} places guessed at once: ${fatesInWords(drafted)}.${start}`,
+    finding: `${asSentence(countInWords(drafted.length, 'place'))} guessed at once: ${fatesInWords(drafted)}.${start}`,
     box: el('div', '', grid, el('p', 'note', note)),
   };
 }
