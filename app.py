@@ -28,10 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import get_pair
+    from specviz.remote import RemoteEngine, read_addresses
+    from specviz.ui.attached import AttachedServer
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
 
-    host = EngineHost(default_pair=get_pair(options.pair).name if options.pair else None, default_dtype=options.dtype)
+    servers = [AttachedServer(RemoteEngine(address)) for address in read_addresses(options.attach)]
+    options.load = options.load and not servers  # whoever watches a server need not have room for a model
+    host = EngineHost(
+        default_pair=get_pair(options.pair).name if options.pair else None,
+        default_dtype=options.dtype,
+        servers=servers,
+    )
     if options.load:
         host.start()
     demo = build_page(host)
@@ -56,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next free one")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to serve the network too (default: %(default)s)")
     parser.add_argument("--pair", default="", metavar="NAME", help="model pair to load first (default: the catalog's)")
+    attach = "a running vLLM or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
+    parser.add_argument("--attach", action="append", default=[], metavar="URL", help=f"{attach} (or SPECVIZ_ATTACH)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
     parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")

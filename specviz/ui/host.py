@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,30 +17,23 @@ from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
 from specviz.models.machine import fits, probe
+from specviz.ui.attached import POLL_S, AttachedServer, Notice, Session
 from specviz.ui.problems import sentence_for
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import LoadedPair
 
+    Engine = SpeculativeGenerator | Session
+
 __all__ = ["MAX_WAITING", "EngineHost", "HostStatus", "Notice"]
 
 MAX_WAITING = 8
-POLL_S = 0.2
-"""How long a waiting visitor blocks a worker thread at a time; also how late a Stop can be noticed while waiting."""
 
 _PLACES = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 Load = Callable[..., "LoadedPair"]
 Phase = Literal["empty", "loading", "ready", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What goes on while a visitor waits. fraction: 0 to 1 where it is known."""
-
-    text: str
-    fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +53,7 @@ class EngineHost:
         pairs: what a visitor may choose, by name; None for the catalog.
         load: makes a LoadedPair from (pair, dtype=..., progress=...).
         problem: why a pair does not fit, given (pair, dtype, bytes that would be freed first); None if it does.
+        servers: serving engines elsewhere, which a visitor may choose like a pair.
     """
 
     def __init__(
@@ -70,18 +64,25 @@ class EngineHost:
         problem: Callable[[ModelPair, str, int], str | None] | None = None,
         default_pair: str | None = None,
         default_dtype: str = "auto",
+        servers: Sequence[AttachedServer] = (),
     ) -> None:
         self.pairs = load_catalog() if pairs is None else dict(pairs)
         self.default_pair = default_pair or (default_pair_name() if pairs is None else next(iter(self.pairs)))
         self.default_dtype = default_dtype
+        self.servers = {server.name: server for server in servers}
         self.engine: SpeculativeGenerator | None = None
-        self.status = HostStatus("empty", "No model loaded")
+        self.status = self._idle_status()
         self._load_pair = load or _load
         self._problem = problem or _memory_problem
         self._dtype = ""  # as asked for when the loaded pair was loaded
         self._lock = threading.Lock()
         self._line: deque[object] = deque()
         self._line_lock = threading.Lock()
+
+    @property
+    def first_choice(self) -> str:
+        """What the page begins with: the first server, else the default pair."""
+        return next(iter(self.servers), self.default_pair)
 
     @property
     def is_busy(self) -> bool:
@@ -111,8 +112,10 @@ class EngineHost:
 
     def turn(
         self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Notice | SpeculativeGenerator]:
+    ) -> Iterator[Notice | Engine]:
         """Notices while the visitor waits, then the engine, once. The engine is theirs until this iterator is closed.
+
+        pair: name of a pair or of a server. A server has a line of its own: it needs nothing of this machine.
 
         Ends without the engine where `stopped` turns true. A load that has begun then goes on by itself.
 
@@ -120,6 +123,9 @@ class EngineHost:
             BusyError: the line is full.
             ModelLoadError: the wanted pair cannot be loaded; the one before stays.
         """
+        if pair in self.servers:
+            yield from self.servers[pair].turn(stopped)
+            return
         ticket = self._join()
         loading: _Loading | None = None
         holds = False
@@ -149,7 +155,13 @@ class EngineHost:
         """Release the models."""
         with self._lock:
             self._release()
-            self.status = HostStatus("empty", "No model loaded")
+            self.status = self._idle_status()
+
+    def _idle_status(self) -> HostStatus:
+        """Of a host without a model: it may have servers."""
+        if not self.servers:
+            return HostStatus("empty", "No model loaded")
+        return HostStatus("ready", f"Attached to {' and '.join(self.servers)}")
 
     # --- the line ----------------------------------------------------------------------------------------------------
 

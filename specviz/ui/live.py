@@ -14,6 +14,8 @@ from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
+from specviz.remote.engine import METHOD
+from specviz.ui.attached import Session
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
@@ -23,11 +25,14 @@ from specviz.words import finish_sentence
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
+    from specviz.ui.host import Engine
 
 __all__ = ["can_measure_later", "measure_plain", "new_encoder", "run_live"]
 
 _WHOLE = ("eos", "stop", "length", "context")
 """Endings after which plain decoding is measured without being asked again."""
+
+_NOT_BEGUN = "Stopped before the run began. What was there stays."
 
 
 def new_encoder() -> DeltaEncoder:
@@ -41,22 +46,27 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
     A failure becomes the last delta. Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the run
     after the step it is in and keeps what is there.
     """
+    if settings.pair in host.servers:  # a server cannot be asked to decode plainly
+        settings = replace(settings, measure_plain=False)
     stop = visit.begin()
     turn = host.turn(settings.pair, settings.dtype, stop.is_set)
     try:
         engine = yield from _wait(turn, encoder)
         if engine is None:
-            yield encoder.status("Stopped before the run began. What was there stays.")
+            yield encoder.status(_NOT_BEGUN)
             return
         yield encoder.status(_getting_ready(settings, engine))
         run = LastRun(settings, encoder, [])
         encoder.plain_follows = settings.measure_plain
         events = engine.stream(settings.prompt, settings.config)
         yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
+        if not run.events:  # a server was waited for in vain
+            yield encoder.status(_NOT_BEGUN)
+            return
         visit.last = run
         finished = encoder.finished
         if settings.measure_plain and _can_measure(run) and finished is not None:
-            if finished.reason in _WHOLE:
+            if finished.reason in _WHOLE and not isinstance(engine, Session):
                 yield from _plain(engine, run, stop.is_set)
             else:
                 yield encoder.without_plain(finish_sentence(finished))
@@ -78,7 +88,7 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
     turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
     try:
         engine = yield from _wait(turn, run.encoder)
-        if engine is not None:
+        if engine is not None and not isinstance(engine, Session):
             yield from _plain(engine, run, stop.is_set)
     except Exception as error:
         yield run.encoder.error(sentence_for(error))
@@ -94,12 +104,13 @@ def can_measure_later(run: LastRun | None) -> bool:
 
 def _can_measure(run: LastRun) -> bool:
     finished = run.encoder.finished
-    return run.settings.config.method != "plain" and finished is not None and finished.num_tokens > 0
+    is_here = run.encoder.started is not None and run.encoder.started.method not in ("plain", METHOD)
+    return is_here and finished is not None and finished.num_tokens > 0
 
 
 def _wait(
-    turn: Iterator[Notice | SpeculativeGenerator], encoder: DeltaEncoder
-) -> Generator[str, None, SpeculativeGenerator | None]:
+    turn: Iterator[Notice | Engine], encoder: DeltaEncoder
+) -> Generator[str, None, Engine | None]:
     """Notices as status deltas; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):
@@ -109,7 +120,9 @@ def _wait(
     return None
 
 
-def _getting_ready(settings: WatchSettings, engine: SpeculativeGenerator) -> str:
+def _getting_ready(settings: WatchSettings, engine: Engine) -> str:
+    if isinstance(engine, Session):
+        return f"Waiting for the first token of {engine.name}"
     needs_model = Need.SAME_TOKENIZER in get_method(settings.config.method).needs
     if needs_model and engine.loaded.draft is None:
         return "Loading the draft model"

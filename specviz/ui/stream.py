@@ -152,7 +152,7 @@ def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[
         for event in events:
             yield event
             counters.update(event)
-            if isinstance(event, StepDone):
+            if isinstance(event, StepDone | PrefillDone):
                 text += "".join(visible_part(token) for token in event.emitted)
                 token_ids += [token.token_id for token in event.emitted]
             if stopped() and not isinstance(event, RunFinished):
@@ -167,7 +167,7 @@ def stoppable(events: Iterator[Event], stopped: Callable[[], bool]) -> Iterator[
         "cancelled",
         text,
         tuple(token_ids),
-        counters.num_tokens,
+        len(token_ids),
         counters.num_steps,
         counters.prefill_s,
         counters.first_token_s,

@@ -35,6 +35,7 @@ from specviz.ui.settings import (
     read_link,
 )
 from specviz.ui.stream import DeltaEncoder
+from specviz.ui.server_choice import SERVER_INFO, connect_server_choice
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
@@ -124,8 +125,8 @@ class Watch:
             show_label=False, container=False, elem_classes="presets", elem_id="presets",
         )  # fmt: skip
         f["pair"] = gr.Dropdown(
-            self._pair_choices(), value=host.default_pair, label="Model pair", info=_pair_info(pair), elem_id="pair",
-            filterable=False,
+            self._pair_choices(), value=host.first_choice, label="Model pair", elem_id="pair", filterable=False,
+            info=SERVER_INFO if host.servers else _pair_info(pair),
         )  # fmt: skip
         if self._refused:
             with gr.Accordion("Pairs that do not fit here", open=False, elem_classes="quiet"):
@@ -242,10 +243,11 @@ class Watch:
         shaping = [self.fields[name] for name in ("pair", "method", "temperature", "draft_length", "verify")]
         shaped = [*shaping[:2], self.own, *(self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL))]
         gr.on([field.change for field in shaping], self._shape, shaping, shaped, trigger_mode="always_last", **quick)
-        defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
+        defaults = DEFAULTS | {"pair": self.host.first_choice, "dtype": self.host.default_dtype}
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
         self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
+        connect_server_choice(self.host, demo, self.fields)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
@@ -385,12 +387,12 @@ class Watch:
     # --- choices -----------------------------------------------------------------------------------------------------
 
     def _offered(self) -> list[str]:
-        """Names of the pairs that can be chosen, the default first."""
+        """Names of the servers and pairs that can be chosen, the first choice first."""
         names = [name for name in self.host.pairs if name not in self._refused and name != self.host.default_pair]
-        return [self.host.default_pair, *names]
+        return [*self.host.servers, self.host.default_pair, *names]
 
     def _pair_choices(self) -> list[tuple[str, str]]:
-        return [(self.host.pairs[name].title, name) for name in self._offered()]
+        return [((self.host.servers.get(name) or self.host.pairs[name]).title, name) for name in self._offered()]
 
 
 _NOTE_JS = """

@@ -1,0 +1,179 @@
+"""A server that sends recorded streams of a real vLLM: with their own timing or at once, whole, cut short or spoilt.
+
+`tests/data/vllm` holds what a vLLM 0.32 sent for four requests, and its counters before and after each.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+__all__ = ["NAMES", "Capture", "ReplayServer", "capture", "serving"]
+
+DATA = Path(__file__).parent / "data" / "vllm"
+NAMES = ("copy", "chat", "code", "emoji-sampled")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One recorded request. lines: (seconds after the request, the line as it was sent)."""
+
+    name: str
+    request: dict[str, Any]
+    lines: tuple[tuple[float, str], ...]
+    before: str
+    after: str
+
+    @property
+    def prompt(self) -> str:
+        return self.request["messages"][0]["content"]
+
+    def counter(self, name: str, **labels: str) -> int:
+        """How much one counter grew over the request, read without the code under test."""
+        return self._value(self.after, name, labels) - self._value(self.before, name, labels)
+
+    @staticmethod
+    def _value(text: str, name: str, labels: dict[str, str]) -> int:
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted)))
+
+
+@cache
+def capture(name: str) -> Capture:
+    rows = [json.loads(line) for line in (DATA / f"{name}.stream.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    return Capture(
+        name,
+        json.loads((DATA / f"{name}.request.json").read_text(encoding="utf-8")),
+        tuple((row["t_s"], row["line"]) for row in rows),
+        (DATA / f"{name}.metrics_before.txt").read_text(encoding="utf-8"),
+        (DATA / f"{name}.metrics_after.txt").read_text(encoding="utf-8"),
+    )
+
+
+@dataclass
+class ReplayServer:
+    """What the server does next; tests change it between requests.
+
+    speed: how many times faster than recorded; 0 sends at once. cut: send only so many lines, then hang up.
+    hang: stay silent behind that many lines. key: the one it wants. status: answer everything with it.
+    edit: changes the lines before they are sent. metrics: its metrics, given whether the request has been answered.
+    """
+
+    speed: float = 0.0
+    cut: int | None = None
+    hang: int | None = None
+    key: str = ""
+    status: int = 200
+    has_version: bool = True
+    edit: Callable[[list[tuple[float, str]]], list[tuple[float, str]]] = lambda lines: lines
+    metrics: Callable[[Capture, bool], str] = lambda found, done: found.after if done else found.before
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    hung_up: threading.Event = field(default_factory=threading.Event)
+    current: Capture = field(default_factory=lambda: capture("copy"))
+    is_done: bool = False
+
+    def expect(self, name: str) -> Capture:
+        """The next request is this one; its counters stand at their values before it."""
+        self.current, self.is_done = capture(name), False
+        return self.current
+
+
+@contextmanager
+def serving(**how: Any) -> Iterator[ReplayServer]:
+    replay = ReplayServer(**how)
+    handler = type("Handler", (_Handler,), {"replay": replay})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    replay.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield replay
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    replay: ReplayServer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        replay = self.replay
+        if self.path == "/metrics" and replay.status == 200:
+            self._send(200, replay.metrics(replay.current, replay.is_done), "text/plain; version=0.0.4")
+        elif self._is_refused():
+            return
+        elif self.path == "/v1/models":
+            self._send(200, (DATA / "models.json").read_text())
+        elif self.path == "/version" and replay.has_version:
+            self._send(200, (DATA / "version.json").read_text())
+        else:
+            self._send(404, json.dumps({"detail": "Not Found"}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
+        replay = self.replay
+        replay.requests.append(body)
+        found = next((c for c in map(capture, NAMES) if c.prompt == _asked(body)), replay.current)
+        replay.expect(found.name)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.end_headers()
+        try:
+            self._stream(replay.edit(list(found.lines)))
+        except OSError:
+            replay.hung_up.set()
+
+    def _stream(self, lines: list[tuple[float, str]]) -> None:
+        replay, began = self.replay, time.monotonic()
+        for number, (at_s, line) in enumerate(lines):
+            if number == replay.cut:
+                return
+            while number == replay.hang:  # a write into a closed connection fails in the end
+                time.sleep(0.05)
+                self.wfile.write(b": \n")
+                self.wfile.flush()
+            if replay.speed:
+                time.sleep(max(0.0, at_s / replay.speed - (time.monotonic() - began)))
+            if number == len(lines) - 1:
+                replay.is_done = True
+            self.wfile.write(f"{line}\n\n".encode())
+            self.wfile.flush()
+
+    def _is_refused(self) -> bool:
+        replay = self.replay
+        if replay.status != 200:
+            self._send(replay.status, json.dumps({"error": {"message": "EngineCore is not running."}}))
+        elif replay.key and self.headers.get("Authorization") != f"Bearer {replay.key}":
+            self._send(401, json.dumps({"error": "Unauthorized"}))
+        else:
+            return False
+        return True
+
+    def _send(self, status: int, text: str, kind: str = "application/json") -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _asked(body: dict[str, Any]) -> str:
+    return body["messages"][0]["content"] if "messages" in body else str(body.get("prompt"))
