@@ -29,7 +29,7 @@ class Counters:
     tested_at, accepted_at, drafted_at: by place in the draft, first place first.
     accepted_histogram: accepted_histogram[k] = steps that drafted and kept exactly k tokens.
     num_prefill_tokens: tokens that a serving engine wrote with the prompt; they are in no step and in no other count.
-    steps_are_told: whether every step said what it drafted; a serving engine's do not, and its counters come at the end.
+    steps_are_told: whether every step said what it drafted; a serving engine's may not, its counters come at the end.
     drafted_is_known: whether the drafted tokens of the whole run are known. rejections_are_known: likewise.
     is_bound: other requests ran beside: what was drafted and refused is at most what is counted here.
     """

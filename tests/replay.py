@@ -49,7 +49,8 @@ class Capture:
 
 @cache
 def capture(name: str) -> Capture:
-    rows = [json.loads(line) for line in (DATA / f"{name}.stream.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    stream = (DATA / f"{name}.stream.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in stream.split("\n") if line]
     return Capture(
         name,
         json.loads((DATA / f"{name}.request.json").read_text(encoding="utf-8")),

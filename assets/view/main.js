@@ -42,6 +42,7 @@ function take(delta) {
   showProblem(delta);
   if (delta.run !== run.id) return; // queued, loading: the last run stays
   if (delta.mode === 'recorded' && delta.steps) return startPlayback(delta);
+  appendOpening(delta.prefill?.emitted ?? []);
   for (const step of delta.steps ?? []) addStep(step);
   takeTotals(delta);
 }
@@ -104,6 +105,7 @@ let playback = null;
 function startPlayback(delta) {
   run.recording = delta;
   run.totalSeconds = delta.steps.at(-1).series.decode_s;
+  appendOpening(delta.prefill?.emitted ?? []);
   if (delta.plain) run.plain = null; // the baseline belongs to the end
   if (reducedMotion()) return finishPlayback();
   playback = { next: 0, began: performance.now(), clock: 0 };
@@ -240,10 +242,15 @@ function drawVersus() {
 // Where guesses were tried side by side, more are refused than places are.
 const inTree = (c) => c.num_rejected > c.num_rejections;
 
+// A serving engine's counts are bounds where other requests ran beside.
+const atLeast = (c, text) => (c.is_bound && text !== NO_VALUE ? `≥ ${text}` : text);
+const atMost = (c, count) => (c.is_bound ? `at most ${whole(count)}` : whole(count));
+const notTold = (c, name) => (c.steps_are_told === false && c[name] == null ? 'not told' : '');
+
 // Each figure: its value and counts, and what it means: words first, formula second, the run's own numbers third.
 const FIGURES = [
   {
-    name: 'Per-token acceptance α', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept`),
+    name: 'Per-token acceptance α', value: (c) => atLeast(c, fixed(c.alpha, 3)), needs: ['num_accepted'], counts: (c) => notTold(c, 'num_tested') || `${whole(c.num_accepted)} of ${atMost(c, c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept`,
     words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
     formula: 'α = accepted / (accepted + steps with a refusal)', numbers: (c) => `= ${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)}) = ${fixed(c.alpha, 3)}`,
     more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer. Guesses tried side by side for one place count once.', unit: 'no unit, 0 to 1',
@@ -255,7 +262,7 @@ const FIGURES = [
     more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part.', unit: 'tokens a pass',
   },
   {
-    name: 'Draft acceptance rate', value: (c) => percent(c.acceptance_rate), needs: ['num_drafted'], counts: (c) => (c.acceptance_rate == null && c.num_drafted ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`),
+    name: 'Draft acceptance rate', value: (c) => atLeast(c, percent(c.acceptance_rate)), needs: ['num_accepted'], counts: (c) => notTold(c, 'num_drafted') || `${whole(c.num_accepted)} of ${atMost(c, c.num_drafted)} drafted`,
     words: 'Of all drafted tokens, the share that was kept. What was never tested counts as not kept.',
     formula: 'accepted / drafted', numbers: (c) => `= ${whole(c.num_accepted)} / ${whole(c.num_drafted)} = ${fixed(c.acceptance_rate, 3)}`,
     more: 'A low rate means much drafting in vain, not always a bad draft.', unit: 'percent',
@@ -267,7 +274,7 @@ const FIGURES = [
     more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',
   },
   {
-    name: 'Where the time went', value: () => '', needs: ['draft_s'], counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true,
+    name: 'Where the time went', value: () => '', needs: ['decode_s'], counts: (c) => (notTold(c, 'draft_s') ? `${seconds(c.decode_s)}, not told apart` : `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`), split: true,
     words: 'Drafting, checking by the target, and all the rest, sampling included.',
     formula: 'draft + check + other', numbers: (c) => `= ${seconds(c.draft_s)} + ${seconds(c.verify_s)} + ${seconds(c.other_s)} = ${seconds(c.decode_s)}`,
     more: 'Drafting pays only if it takes less time than the passes it saves.', unit: 'seconds',
@@ -327,8 +334,13 @@ function dimAllBut(key) {
 function renderLegend() {
   for (const button of $('.legend').children) {
     const count = run.counters?.[button._counter];
-    button.lastElementChild.textContent = whole(count);
-    if (button._counter === 'num_target') button.hidden = !count; // steps without a draft are rare: named when there are some
+    const isRefusal = button._counter === 'num_rejected' || button._counter === 'num_discarded';
+    button.lastElementChild.textContent = isRefusal && run.counters?.is_bound && count != null ? `≤ ${count}` : whole(count);
+    if (button._counter !== 'num_target') continue;
+    button.hidden = !count; // steps without a draft are rare: named when there are some
+    const untold = run.counters?.steps_are_told === false;
+    button.children[1].textContent = untold ? 'target' : 'no draft';
+    button.title = untold ? UNTOLD : FATES.target.means;
   }
 }
 

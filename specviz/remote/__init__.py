@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specviz.remote.address import Address, read_addresses
-from specviz.remote.engine import METHOD, RemoteEngine
+from specviz.remote.engine import RemoteEngine
+from specviz.remote.request import METHOD
 
 __all__ = ["METHOD", "Address", "RemoteEngine", "attach", "read_addresses"]
 

@@ -37,7 +37,7 @@ def read_addresses(given: Sequence[str] = (), environment: Mapping[str, str] = o
     urls = list(given) or _words(environment.get(ATTACH, ""))
     keys = [key.strip() for key in environment.get(ATTACH_KEY, "").split(",")]
     if len(keys) > 1 and len(keys) != len(urls):
-        raise ConfigError(f"{ATTACH_KEY} holds {len(keys)} keys for {len(urls)} servers. Give one for all, or one each.")
+        raise ConfigError(f"{ATTACH_KEY} holds {len(keys)} keys for {len(urls)} servers. Give one for all or one each.")
     if len(urls) > MAX_SERVERS:
         raise ConfigError(f"{len(urls)} servers are too many to attach to; at most {MAX_SERVERS}.")
     found = [_address(url, keys[i] if len(keys) > 1 else keys[0]) for i, url in enumerate(urls)]

@@ -12,30 +12,23 @@ from __future__ import annotations
 
 import queue
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 from specviz.config import RunConfig
 from specviz.errors import ConfigError, RemoteError
-from specviz.events import EngineCounts, Event, FinishReason, ModelInfo, RunFinished, RunStarted
+from specviz.events import EngineCounts, Event, FinishReason, RunFinished
 from specviz.models.chat import clean_text
 from specviz.remote.address import Address
 from specviz.remote.chunks import StreamChunk
 from specviz.remote.counters import ServerCounters
 from specviz.remote.messages import Messages
 from specviz.remote.problems import broken_off
+from specviz.remote.request import request_of, start_of
 from specviz.remote.server import Identity, Server
 from specviz.remote.steps import StepReader
 
-__all__ = ["METHOD", "Patience", "RemoteEngine"]
-
-METHOD = "attached"
-"""What stands for the method of a run whose drafting happens elsewhere."""
-
-_BEFORE_TEMPERATURE = "Probabilities are the target's before temperature."
+__all__ = ["Patience", "RemoteEngine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +55,7 @@ class RemoteEngine:
     def name(self) -> str:
         return self.server.name
 
-    def stream(
-        self, prompt: str, config: RunConfig, stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Event]:
+    def stream(self, prompt: str, config: RunConfig, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """The events of one run.
 
         Draft settings of `config` are left out: they are the server's own. A failure before the first token is raised;
@@ -96,9 +87,9 @@ class _Run:
         before = self._counters(identity)
         gamma = len(before.accepted_at) if before else 0
         steps = StepReader(gamma, before.speculates if before else None)
-        started = _started(self.server, identity, self.prompt, self.config, steps)
+        started = start_of(self.server.name, identity, self.prompt, self.config, steps.gamma)
         began = time.monotonic()
-        messages = Messages(self.server.address, *_request(identity, self.prompt, self.config))
+        messages = Messages(self.server.address, *request_of(identity, self.prompt, self.config))
         is_begun = False
         failure: RunFinished | None = None
         try:
@@ -108,7 +99,7 @@ class _Run:
                     is_begun = True
                     yield started(self._prompt_ids)
                 yield from found
-        except _EndedEarly as end:
+        except _EarlyEndError as end:
             if not is_begun and end.reason == "error":
                 raise RemoteError(end.message) from end.__cause__
             failure = self._finished(steps, end.reason, end.message)
@@ -126,13 +117,13 @@ class _Run:
     _prompt_ids: tuple[int, ...] = ()
 
     def _chunks(self, messages: Messages, steps: StepReader, began: float) -> Iterator[StreamChunk]:
-        """The messages until the answer is done. Raises _EndedEarly in every other case."""
+        """The messages until the answer is done. Raises _EarlyEndError in every other case."""
         heard = time.monotonic()
         while True:
             if self.stopped():
-                raise _EndedEarly("cancelled", "")
+                raise _EarlyEndError("cancelled", "")
             if self.config.time_limit_s and time.monotonic() - began > self.config.time_limit_s:
-                raise _EndedEarly("time", "")
+                raise _EarlyEndError("time", "")
             try:
                 chunk = messages.get(self.patience.poll_s)
             except queue.Empty:
@@ -142,7 +133,7 @@ class _Run:
                 continue
             except RemoteError as error:
                 if steps.prefill is None:
-                    raise _EndedEarly("error", str(error)) from error
+                    raise _EarlyEndError("error", str(error)) from error
                 raise self._broken(steps, "broke off") from error
             heard = time.monotonic()
             if chunk is None:
@@ -157,8 +148,8 @@ class _Run:
                 self.finish = chunk
             yield chunk
 
-    def _broken(self, steps: StepReader, why: str) -> _EndedEarly:
-        return _EndedEarly("error", broken_off(self.server.address, len(steps.token_ids), why))
+    def _broken(self, steps: StepReader, why: str) -> _EarlyEndError:
+        return _EarlyEndError("error", broken_off(self.server.address, len(steps.token_ids), why))
 
     # --- counters and the end -----------------------------------------------------------------------------------------
 
@@ -236,7 +227,7 @@ class _Run:
         )
 
 
-class _EndedEarly(Exception):
+class _EarlyEndError(Exception):
     """The answer is not done, and will not be."""
 
     def __init__(self, reason: FinishReason, message: str) -> None:
@@ -257,80 +248,8 @@ _ENDS: dict[FinishReason, str] = {
 def _differences(steps: StepReader, counts: EngineCounts) -> list[str]:
     """Where the stream and the counters do not agree: both are the server's own words."""
     if steps.num_accepted > counts.num_accepted:
-        return ["Some messages carried several steps, so the text marks more tokens as accepted than the server counts."]
+        return ["Some messages carried several steps: the text marks more tokens as accepted than the server counts."]
     if steps.num_accepted < counts.num_accepted:
         more = counts.num_accepted - steps.num_accepted
         return [f"The end cut the last step short: the server counts {more} more accepted."]
     return []
-
-
-def _request(identity: Identity, prompt: str, config: RunConfig) -> tuple[str, dict[str, Any]]:
-    """Path and body. Settings that are off are left out, so that a server's own defaults do not become an error."""
-    sampling = config.sampling
-    body: dict[str, Any] = {
-        "model": identity.model,
-        "max_tokens": config.max_new_tokens,
-        "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    given = {
-        "top_p": (sampling.top_p, 1.0),
-        "top_k": (sampling.top_k, 0),
-        "repetition_penalty": (sampling.repetition_penalty, 1.0),
-        "seed": (sampling.seed, None),
-        "stop": (list(config.stop), []),
-    }
-    body |= {name: value for name, (value, off) in given.items() if value != off}
-    if identity.engine == "llama.cpp":
-        body["timings_per_token"] = True
-    else:
-        body["return_token_ids"] = True
-        body |= {"logprobs": 0} if config.raw else {"logprobs": True, "top_logprobs": 0}
-    if config.raw:
-        return "/v1/completions", body | {"prompt": prompt}
-    return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}
-
-
-def _started(
-    server: Server, identity: Identity, prompt: str, config: RunConfig, steps: StepReader
-) -> Callable[[tuple[int, ...]], RunStarted]:
-    """The first event, but for the prompt's ids, which come with the first message. Times are those of the request."""
-    sampling = config.sampling
-    run_id, started_at = uuid.uuid4().hex[:12], datetime.now(UTC).isoformat(timespec="seconds")
-
-    def make(prompt_ids: tuple[int, ...]) -> RunStarted:
-        return RunStarted(
-            run_id=run_id,
-            method=METHOD,
-            prompt=prompt,
-            prompt_ids=prompt_ids,
-            prompt_texts=(),
-            target=ModelInfo(identity.model, source=server.name),
-            draft=None,
-            dtype="",
-            width=0,
-            exactness="unchecked",
-            exactness_reason="The server verified; nothing here has checked it.",
-            verify="greedy" if sampling.is_greedy else "sampling",
-            gamma=steps.gamma,
-            settings={
-                "gamma": steps.gamma,
-                "max_new_tokens": config.max_new_tokens,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "seed": sampling.seed,
-                "stop": list(config.stop),
-                "raw": config.raw,
-            },
-            machine={"server": server.name, "engine": identity.title},
-            versions={identity.engine or "server": identity.version} if identity.version else {},
-            started_at=started_at,
-            pair=server.name,
-            device="remote",
-            notes=(_BEFORE_TEMPERATURE,),
-        )
-
-    return make

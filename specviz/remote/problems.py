@@ -21,9 +21,9 @@ def problem_of(error: Exception, address: Address) -> RemoteError:
     if isinstance(error, httpx.ConnectTimeout):
         return RemoteError(f"{name} cannot be reached: no answer to the connection. Check the address and the network.")
     if isinstance(error, httpx.ConnectError):
-        return RemoteError(f"{name} does not answer: nothing listens there. Start the server, or wait until it has started.")
+        return RemoteError(f"{name} does not answer: nothing listens there. Start it, or wait until it has started.")
     if isinstance(error, httpx.TimeoutException):
-        return RemoteError(f"{name} took the request and does not answer. It may be overloaded or hung; look at its log.")
+        return RemoteError(f"{name} took the request and does not answer. It may be overloaded or hung: see its log.")
     if isinstance(error, httpx_sse.SSEError):
         return RemoteError(f"{name} answered, but not with a stream of tokens. Is it an OpenAI-compatible server?")
     if isinstance(error, httpx.HTTPError):
@@ -45,11 +45,13 @@ def refusal(status: int, body: str, address: Address) -> RemoteError:
         what = "refused the key" if address.key else "wants a key"
         return RemoteError(f"{name} {what}. Put the server's own into {ATTACH_KEY} and start specviz again.")
     if status == 404:
-        return RemoteError(f"{name} does not know what it was asked for (404). {said or 'Is it an OpenAI-compatible server?'}")
+        said = said or "Is it an OpenAI-compatible server?"
+        return RemoteError(f"{name} does not know what it was asked for (404). {said}")
     if status == 429:
         return RemoteError(f"{name} has too many requests (429). Try again later.")
     if status >= 500:
-        return RemoteError(f"{name} cannot answer now ({status}). {said or 'It may be starting or have failed: see its log.'}")
+        said = said or "It may be starting, or have failed: see its log."
+        return RemoteError(f"{name} cannot answer now ({status}). {said}")
     return RemoteError(f"{name} refused the request ({status}). {said}".strip())
 
 

@@ -92,7 +92,7 @@ class Server:
         try:
             return json.loads(self._get(path))
         except ValueError as error:
-            raise RemoteError(f"{self.name} answers {path} with something else than JSON. Is it a model server?") from error
+            raise RemoteError(f"{self.name} does not answer {path} with JSON. Is it a model server?") from error
 
     def _get(self, path: str) -> str:
         try:

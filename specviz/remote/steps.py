@@ -40,8 +40,8 @@ class StepReader:
         gamma: the most tokens the server drafts a step, 0 where that is not known.
         speculates: whether it drafts at all; None where that is not known.
 
-    text, token_ids: the answer so far. num_merged: messages of more than one step. is_timed: whether steps tell what they
-    drafted. tokens_are_told: false where a message's tokens are not known, so that it counts as one.
+    text, token_ids: the answer so far. num_merged: messages of more than one step. is_timed: whether steps tell what
+    they drafted. tokens_are_told: false where a message's tokens are not known, so that it counts as one.
     """
 
     def __init__(self, gamma: int, speculates: bool | None) -> None:

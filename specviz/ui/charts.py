@@ -121,6 +121,8 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
         ("check", [1000 * step.verify_s for step in steps], _VERIFY),
         ("other", [1000 * step.other_s for step in steps], _OTHER),
     ]
+    if steps and not any(any(y) for _, y, _ in series[:2]):  # a serving engine tells a step's whole time only
+        series = [("step", series[2][1], _OTHER)]
     figure = _figure([_line(x, y, name, colour) for name, y, colour in series], None)
     ends = [(name, sum(y) / len(y)) for name, y, _ in series if y]  # means: they add up to the step of the caption
     if plain is not None and plain.s_per_token is not None and x:
@@ -191,8 +193,12 @@ def _kept_sentence(counters: Counters) -> str:
 
 
 def _places_sentence(counters: Counters) -> str:
+    if not counters.rejections_are_known:
+        return "What was refused is not told."
     if not counters.num_tested:
         return "No drafted token was tested."
+    if counters.is_bound:
+        return "At least this share of tested tokens was kept: other requests ran beside."
     return "Share of tested tokens kept, with its 95 % interval."
 
 
@@ -200,6 +206,8 @@ def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
     if not counters.num_steps:
         return "No step was done."
     mean = 1000 * counters.decode_s / counters.num_steps
+    if not counters.steps_are_told:
+        return f"A step took {mean:.{_digits(mean)}f} ms, as its messages arrived here."
     if plain is None or plain.s_per_token is None:
         return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
     tokens, one = counters.num_tokens / counters.num_steps, 1000 * plain.s_per_token

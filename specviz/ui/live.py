@@ -14,7 +14,7 @@ from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
-from specviz.remote.engine import METHOD
+from specviz.remote.request import METHOD
 from specviz.ui.attached import Session
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
@@ -108,9 +108,7 @@ def _can_measure(run: LastRun) -> bool:
     return is_here and finished is not None and finished.num_tokens > 0
 
 
-def _wait(
-    turn: Iterator[Notice | Engine], encoder: DeltaEncoder
-) -> Generator[str, None, Engine | None]:
+def _wait(turn: Iterator[Notice | Engine], encoder: DeltaEncoder) -> Generator[str, None, Engine | None]:
     """Notices as status deltas; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):

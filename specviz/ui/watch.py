@@ -25,6 +25,7 @@ from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_l
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording
+from specviz.ui.server_choice import SERVER_INFO, connect_server_choice
 from specviz.ui.settings import (
     DEFAULTS,
     DTYPES,
@@ -35,7 +36,6 @@ from specviz.ui.settings import (
     read_link,
 )
 from specviz.ui.stream import DeltaEncoder
-from specviz.ui.server_choice import SERVER_INFO, connect_server_choice
 from specviz.ui.view import make_view
 from specviz.ui.visits import LastRun, Visit, Visits
 
@@ -125,7 +125,8 @@ class Watch:
             show_label=False, container=False, elem_classes="presets", elem_id="presets",
         )  # fmt: skip
         f["pair"] = gr.Dropdown(
-            self._pair_choices(), value=host.first_choice, label="Model pair", elem_id="pair", filterable=False,
+            self._pair_choices(), value=host.first_choice, filterable=False, elem_id="pair",
+            label="Model pair or server" if host.servers else "Model pair",
             info=SERVER_INFO if host.servers else _pair_info(pair),
         )  # fmt: skip
         if self._refused:
@@ -247,7 +248,7 @@ class Watch:
         link = _LINK_JS % (json.dumps(list(self.fields)), json.dumps(defaults), MAX_LINK_PROMPT)
         self.copy.click(None, inputs, None, js=link, **PRIVATE)
         self.settings.click(None, None, None, js=_OPEN_SETTINGS_JS, **PRIVATE)
-        connect_server_choice(self.host, demo, self.fields)
+        connect_server_choice(self.host, demo, self.fields, self.own)
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
