@@ -148,7 +148,7 @@ class Counters:
         else:
             self.num_accepted = min(self.num_accepted, counts.num_accepted)  # less where messages carried several steps
             self.accepted_at = list(counts.accepted_at)
-            reached = [drafts, *self.accepted_at]
+            reached = [drafts, *(count for count in self.accepted_at if count)]
             self.accepted_histogram = [a - b for a, b in itertools.pairwise([*reached, 0])]
         self.num_drafting_steps, self.num_drafted = drafts, counts.num_drafted
         self.rejections_are_known = rejections is not None
@@ -241,7 +241,12 @@ class Counters:
 
     @property
     def rolling_tokens_per_s(self) -> float | None:
-        """Tokens a second over the last ROLLING_STEPS steps."""
+        """Tokens a second over the last ROLLING_STEPS steps.
+
+        A server's first messages may leave it together, in no time: too few of them give no rate.
+        """
+        if not self.steps_are_told and len(self.recent) < ROLLING_STEPS // 2:
+            return None
         return _ratio(sum(n for _, _, n, _ in self.recent), sum(s for _, _, _, s in self.recent))
 
     @property

@@ -161,7 +161,7 @@ class _Run:
             return None
 
     def _end(self, steps: StepReader, identity: Identity, before: ServerCounters | None) -> RunFinished:
-        reason = self._reason(steps)
+        reason = self._reason(steps, identity)
         counts, words = self._counts(steps, identity, before)
         if not steps.tokens_are_told:
             told = "" if self.completion is None else f" It counts {self.completion}."
@@ -170,9 +170,10 @@ class _Run:
             words = [_ENDS[reason], *words]
         return self._finished(steps, reason, " ".join(words), counts)
 
-    def _reason(self, steps: StepReader) -> FinishReason:
+    def _reason(self, steps: StepReader, identity: Identity) -> FinishReason:
         if self.finish.finish == "length":
-            return "length" if len(steps.token_ids) >= self.config.max_new_tokens else "context"
+            is_full = 0 < identity.max_len <= steps.prompt_len + len(steps.token_ids)
+            return "context" if is_full else "length"
         if self.finish.finish in ("abort", "error"):
             return "error"
         return "stop" if self.finish.stop else "eos"

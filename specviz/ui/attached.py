@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from specviz.config import RunConfig
 from specviz.events import Event
 from specviz.remote.engine import RemoteEngine
+from specviz.remote.sampler import Sampler
 
 __all__ = ["POLL_S", "AttachedServer", "Notice", "Session"]
 
@@ -44,6 +45,7 @@ class AttachedServer:
 
     def __init__(self, engine: RemoteEngine) -> None:
         self.engine = engine
+        self.sampler = Sampler(engine.server)
         self._lock = threading.Lock()
 
     @property

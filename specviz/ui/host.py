@@ -161,7 +161,8 @@ class EngineHost:
         """Of a host without a model: it may have servers."""
         if not self.servers:
             return HostStatus("empty", "No model loaded")
-        return HostStatus("ready", f"Attached to {' and '.join(self.servers)}")
+        names = " and ".join(self.servers) if len(self.servers) < 3 else f"{len(self.servers)} servers"
+        return HostStatus("ready", f"Attached to {names}")
 
     # --- the line ----------------------------------------------------------------------------------------------------
 

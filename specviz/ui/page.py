@@ -16,6 +16,7 @@ from specviz.ui.charts import CHART_CSS
 from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
 from specviz.ui.recorded import Recording, opening_run
+from specviz.ui.serving import Serving
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.view import VIEW_CSS
 from specviz.ui.watch import Watch
@@ -38,13 +39,18 @@ _CLOSE_SIDEBAR_JS = """() => {
 def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Blocks:
     """The page around an engine; `recording` plays until somebody runs something, the stored one if none is given."""
     watch = Watch(host, recording or opening_run())
+    serving = Serving(list(host.servers.values()))
     with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
         header = make_header(host.status)
-        with gr.Tabs(), gr.Tab("Watch", id="watch"):
-            watch.main()
+        with gr.Tabs():
+            with gr.Tab("Watch", id="watch"):
+                watch.main()
+            with gr.Tab("Serving", id="serving") as serving_tab:
+                serving.main()
         watch.connect(demo, header)
+        serving.connect(serving_tab)
         add_api(host)
         demo.load(None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)

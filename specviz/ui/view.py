@@ -13,23 +13,24 @@ from pathlib import Path
 
 import gradio as gr
 
-__all__ = ["VIEW_CSS", "make_view"]
+__all__ = ["VIEW_CSS", "make_view", "read_asset"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = ("dom.js", "strip.js", "detail.js", "charts.js", "main.js")
 """In this order they are the body of one function, so each may use what stands before it."""
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """The text of a file in `assets/`."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-VIEW_CSS = _read("tokens.css")
+VIEW_CSS = read_asset("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
-_TEMPLATE = f"<style>{_read('tokens.css')}{_read('view.css')}</style>\n{_read('view/view.html')}"
-_SCRIPT = "\n".join(_read(f"view/{name}") for name in _SCRIPTS)
+_TEMPLATE = f"<style>{read_asset('tokens.css')}{read_asset('view.css')}</style>\n{read_asset('view/view.html')}"
+_SCRIPT = "\n".join(read_asset(f"view/{name}") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:
