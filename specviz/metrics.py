@@ -141,16 +141,19 @@ class Counters:
         Beside other requests they are the most that can be this run's; what was accepted is known from its own text.
         """
         self.drafted_is_known, self.is_bound = True, counts.is_bound
-        drafts, rejections = counts.num_drafts, counts.num_rejections
-        if self.is_bound:
+        drafts, drafted, rejections = counts.num_drafts, counts.num_drafted, counts.num_rejections
+        refused = counts.num_drafted - counts.num_accepted
+        if self.is_bound:  # a step has one draft at most, and that has a token for each place at most
             drafts = min(drafts, self.num_steps)
+            drafted = min(drafted, drafts * (len(counts.accepted_at) or drafted))
             rejections = drafts if rejections is None else min(rejections, drafts)
+            refused = drafted - self.num_accepted + rejections
         else:
             self.num_accepted = min(self.num_accepted, counts.num_accepted)  # less where messages carried several steps
             self.accepted_at = list(counts.accepted_at)
             reached = [drafts, *(count for count in self.accepted_at if count)]
             self.accepted_histogram = [a - b for a, b in itertools.pairwise([*reached, 0])]
-        self.num_drafting_steps, self.num_drafted = drafts, counts.num_drafted
+        self.num_drafting_steps, self.num_drafted = drafts, drafted
         self.rejections_are_known = rejections is not None
         self.num_rejections = rejections or 0
         self.tested_at = [drafts] + [0] * (len(self.accepted_at) - 1)  # the rest is known for drafts of one length only
@@ -159,7 +162,7 @@ class Counters:
         elif rejections is not None:
             self.tested_at[1:] = self.accepted_at[:-1]
         self.num_rejected = self.num_rejections
-        self.num_discarded = max(0, counts.num_drafted - counts.num_accepted - self.num_rejections)
+        self.num_discarded = max(0, refused - self.num_rejections)
 
     def merge(self, other: Counters) -> Counters:
         """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""

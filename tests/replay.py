@@ -27,10 +27,19 @@ class Capture:
     """One recorded request. lines: (seconds after the request, the line as it was sent)."""
 
     name: str
-    request: dict[str, Any]
-    lines: tuple[tuple[float, str], ...]
+    request: dict[str, Any] = field(hash=False)
+    lines: tuple[tuple[float, str], ...] = field(hash=False, repr=False)
     before: str
     after: str
+
+    @cache  # noqa: B019  # four of them
+    def growth(self) -> dict[str, float]:
+        """How much each line of the metrics grew over the request."""
+        before, after = (
+            dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+            for text in (self.before, self.after)
+        )
+        return {name: float(value) - float(before.get(name, 0)) for name, value in after.items()}
 
     @property
     def prompt(self) -> str:
@@ -38,13 +47,8 @@ class Capture:
 
     def counter(self, name: str, **labels: str) -> int:
         """How much one counter grew over the request, read without the code under test."""
-        return self._value(self.after, name, labels) - self._value(self.before, name, labels)
-
-    @staticmethod
-    def _value(text: str, name: str, labels: dict[str, str]) -> int:
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
-        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted)))
+        wanted = [f"vllm:{name}{{", *(f'{key}="{value}"' for key, value in labels.items())]
+        return int(sum(grown for line, grown in self.growth().items() if all(part in line for part in wanted)))
 
 
 @cache
@@ -66,7 +70,8 @@ class ReplayServer:
 
     speed: how many times faster than recorded; 0 sends at once. cut: send only so many lines, then hang up.
     hang: stay silent behind that many lines. key: the one it wants. status: answer everything with it.
-    edit: changes the lines before they are sent. metrics: its metrics, given whether the request has been answered.
+    edit: changes the lines before they are sent. metrics: changes the text of its metrics.
+    answered: the requests whose counts its metrics hold; a test may add what others asked.
     """
 
     speed: float = 0.0
@@ -76,17 +81,21 @@ class ReplayServer:
     status: int = 200
     has_version: bool = True
     edit: Callable[[list[tuple[float, str]]], list[tuple[float, str]]] = lambda lines: lines
-    metrics: Callable[[Capture, bool], str] = lambda found, done: found.after if done else found.before
+    metrics: Callable[[str], str] = lambda text: text
+    answered: list[Capture] = field(default_factory=list)
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
-    current: Capture = field(default_factory=lambda: capture("copy"))
-    is_done: bool = False
 
-    def expect(self, name: str) -> Capture:
-        """The next request is this one; its counters stand at their values before it."""
-        self.current, self.is_done = capture(name), False
-        return self.current
+    def counters(self) -> str:
+        """The recorded metrics, each count grown by what it grew over the requests answered so far."""
+        lines = []
+        for line in capture("copy").before.splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                line = f"{name} {float(value) + sum(found.growth().get(name, 0.0) for found in self.answered)}"
+            lines.append(line)
+        return self.metrics("\n".join(lines) + "\n")
 
 
 @contextmanager
@@ -115,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         replay = self.replay
         if self.path == "/metrics" and replay.status == 200:
-            self._send(200, replay.metrics(replay.current, replay.is_done), "text/plain; version=0.0.4")
+            self._send(200, replay.counters(), "text/plain; version=0.0.4")
         elif self._is_refused():
             return
         elif self.path == "/v1/models":
@@ -131,17 +140,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         replay = self.replay
         replay.requests.append(body)
-        found = next((c for c in map(capture, NAMES) if c.prompt == _asked(body)), replay.current)
-        replay.expect(found.name)
+        found = next((c for c in map(capture, NAMES) if c.prompt == _asked(body)), capture("copy"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()
         try:
-            self._stream(replay.edit(list(found.lines)))
+            self._stream(found, replay.edit(list(found.lines)))
         except OSError:
             replay.hung_up.set()
 
-    def _stream(self, lines: list[tuple[float, str]]) -> None:
+    def _stream(self, found: Capture, lines: list[tuple[float, str]]) -> None:
         replay, began = self.replay, time.monotonic()
         for number, (at_s, line) in enumerate(lines):
             if number == replay.cut:
@@ -153,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             if replay.speed:
                 time.sleep(max(0.0, at_s / replay.speed - (time.monotonic() - began)))
             if number == len(lines) - 1:
-                replay.is_done = True
+                replay.answered.append(found)
             self.wfile.write(f"{line}\n\n".encode())
             self.wfile.flush()
 

@@ -90,6 +90,8 @@ def test_case_59_cumulative_values_never_fall_and_bounds_hold(name: str) -> None
     for event in STREAMS[name]():
         now = counters.update(event).to_json()
         for key in ("num_steps", "num_tokens", "num_drafted", "num_accepted", "num_tested", "decode_s", "target_work"):
+            if now[key] is None:  # a serving engine's steps do not tell it
+                continue
             assert now[key] >= before.get(key, 0)
         if isinstance(event, StepDone):
             assert 0 <= event.num_accepted <= len(event.emitted)

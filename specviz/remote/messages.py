@@ -83,6 +83,7 @@ class Messages:
         async with httpx.AsyncClient(
             base_url=self._address.url, headers=headers(self._address), timeout=timeout
         ) as client:
+            await client.get("/v1/models")  # connects, so that the time to the first token is the server's alone
             began = time.perf_counter()
             async with httpx_sse.aconnect_sse(client, "POST", self._path, json=self._body) as source:
                 if source.response.status_code != 200:
