@@ -162,13 +162,7 @@ def test_without_readable_metrics_the_run_stands_and_refusals_stay_unknown(repla
 def test_counters_that_fell_are_not_used(replay: ReplayServer) -> None:
     """A restart between two questions."""
     replay.answered = [capture("code")] * 3
-
-    def restarted(text: str) -> str:
-        if len(replay.requests) and len(replay.answered) > 1:
-            replay.answered.clear()
-        return text
-
-    replay.metrics = restarted
+    replay.metrics = lambda text: capture("copy").before if replay.requests else text
     events = run(replay, "chat")
     assert events[-1].counts is None
     assert "not known" in events[-1].message
