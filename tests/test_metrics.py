@@ -99,7 +99,7 @@ def test_case_59_cumulative_values_never_fall_and_bounds_hold(name: str) -> None
             assert now[key] is None or 0.0 <= now[key] <= 1.0
         before = now
     assert isinstance(event, RunFinished)
-    assert counters.num_tokens == event.num_tokens == len(event.token_ids)
+    assert counters.num_prefill_tokens + counters.num_tokens == event.num_tokens == len(event.token_ids)
     assert counters.reason == event.reason
 
 

@@ -274,7 +274,7 @@ const FIGURES = [
     more: 'Reading the prompt is not in it; the first token waits for that and for the first step.', unit: 'tokens a second',
   },
   {
-    name: 'Where the time went', value: () => '', needs: ['decode_s'], counts: (c) => (notTold(c, 'draft_s') ? `${seconds(c.decode_s)}, not told apart` : `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`), split: true,
+    name: 'Where the time went', value: () => '', needs: ['decode_s'], counts: (c) => (run.start?.exactness === 'unchecked' ? `${seconds(c.decode_s)}, not told apart` : `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`), split: true,
     words: 'Drafting, checking by the target, and all the rest, sampling included.',
     formula: 'draft + check + other', numbers: (c) => `= ${seconds(c.draft_s)} + ${seconds(c.verify_s)} + ${seconds(c.other_s)} = ${seconds(c.decode_s)}`,
     more: 'Drafting pays only if it takes less time than the passes it saves.', unit: 'seconds',

@@ -206,7 +206,7 @@ def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
     if not counters.num_steps:
         return "No step was done."
     mean = 1000 * counters.decode_s / counters.num_steps
-    if not counters.steps_are_told:
+    if not counters.verify_s:
         return f"A step took {mean:.{_digits(mean)}f} ms, as its messages arrived here."
     if plain is None or plain.s_per_token is None:
         return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
