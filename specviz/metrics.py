@@ -274,6 +274,7 @@ class Counters:
         out: list[dict[str, float | int | None]] = []
         for place, accepted in enumerate(self.accepted_at):
             trials = self.num_drafting_steps if unconditional else self.tested_at[place]
+            trials = trials if self.drafted_is_known else 0
             low, high = _wilson(accepted, trials)
             out.append({"accepted": accepted, "of": trials, "rate": _ratio(accepted, trials), "low": low, "high": high})
         return out

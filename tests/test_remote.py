@@ -189,6 +189,14 @@ def test_odd_values_become_untold_ones(row: dict[str, Any]) -> None:
     found = read_chunk(json.dumps({"choices": [{"delta": {"content": "x"}, **row}]}), 0.0)
     assert found is not None
     assert all(token.prob is None for token in found.tokens)
+    assert all(-1 <= token.token_id < 2**32 for token in found.tokens)
+
+
+def test_half_a_character_becomes_one_that_can_be_stored() -> None:
+    """A lone surrogate in JSON would make the trace unwritable."""
+    found = read_chunk('{"choices": [{"delta": {"content": "a\\ud83d b\\ud83d\\udd25"}}]}', 0.0)
+    assert found is not None
+    assert found.text == "a\ufffd b🔥"
 
 
 # --- counters ------------------------------------------------------------------------------------------------------
@@ -271,7 +279,9 @@ def test_the_whole_runs_counts_stand_where_steps_do_not_tell() -> None:
 
 
 def test_without_counters_no_rate_is_made_up() -> None:
-    told = attached([3, 0, 1], None).to_json()
+    c = attached([3, 0, 1], None)
+    assert all(row["rate"] is None for row in [*c.by_position(), *c.by_position(unconditional=True)])
+    told = c.to_json()
     names = ("num_drafted", "num_tested", "num_rejected", "num_discarded", "num_drafting_steps")
     assert all(told[name] is None for name in names)
     rates = ("alpha", "acceptance_rate", "acceptance_length", "coverage", "mean_drafted")

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DraftTimings", "StreamChunk", "StreamToken", "read_chunk"]
+__all__ = ["DraftTimings", "StreamChunk", "StreamToken", "read_chunk", "whole_text"]
 
 UNTOLD_ID = -1
 """The id of a token whose server tells none."""
+
+_MAX_ID = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,12 @@ def read_chunk(data: str, at_s: float) -> StreamChunk | None:
     choice = _object(choices[0]) if choices else {}
     delta = _object(choice.get("delta"))
     texts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content"), choice.get("text")]
-    stop = choice.get("stop_reason")
     return StreamChunk(
         at_s,
-        text="".join(text for text in texts if isinstance(text, str)),
+        text="".join(whole_text(text) for text in texts),
         tokens=_tokens(choice),
-        finish=str(choice.get("finish_reason") or ""),
-        stop=stop if isinstance(stop, str) else "",
+        finish=whole_text(choice.get("finish_reason")),
+        stop=whole_text(choice.get("stop_reason")),
         prompt_ids=_ids(message.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         num_prompt=_count(usage.get("prompt_tokens")),
         num_completion=_count(usage.get("completion_tokens")),
@@ -88,6 +89,11 @@ def read_chunk(data: str, at_s: float) -> StreamChunk | None:
         if timings
         else None,
     )
+
+
+def whole_text(value: Any) -> str:
+    """A text that can be stored and sent: half characters (lone surrogates) become U+FFFD, anything else no text."""
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") if isinstance(value, str) else ""
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[StreamToken, ...]:
@@ -108,11 +114,11 @@ def _named(logprobs: Mapping[str, Any]) -> tuple[StreamToken, ...]:
     names, logs = _list(logprobs.get("tokens")), _list(logprobs.get("token_logprobs"))
     if len(names) != len(logs):
         return ()
-    return tuple(StreamToken(UNTOLD_ID, str(name), _prob(log)) for name, log in zip(names, logs, strict=True))
+    return tuple(StreamToken(UNTOLD_ID, whole_text(name), _prob(log)) for name, log in zip(names, logs, strict=True))
 
 
 def _named_token(row: Mapping[str, Any]) -> StreamToken:
-    return StreamToken(_id(row.get("id")), str(row.get("token") or ""), _prob(row.get("logprob")))
+    return StreamToken(_id(row.get("id")), whole_text(row.get("token")), _prob(row.get("logprob")))
 
 
 def _prob(logprob: Any) -> float | None:
@@ -127,7 +133,8 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _id(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else UNTOLD_ID
+    is_id = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID
+    return value if is_id else UNTOLD_ID
 
 
 def _count(value: Any) -> int | None:
@@ -136,7 +143,7 @@ def _count(value: Any) -> int | None:
 
 def _error(value: Any) -> str:
     found = value.get("message") if isinstance(value, Mapping) else value
-    return str(found or "no reason given")[:300]
+    return whole_text(found)[:300] or "no reason given"
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -81,6 +81,7 @@ class _Run:
         self.prompt, self.config, self.stopped = prompt, config, stopped
         self.finish = StreamChunk(0.0)
         self.completion: int | None = None
+        self.prompt_ids: tuple[int, ...] = ()
 
     def events(self) -> Iterator[Event]:
         identity = self.server.identify()
@@ -97,7 +98,7 @@ class _Run:
                 found = steps.feed(chunk)
                 if found and not is_begun:
                     is_begun = True
-                    yield started(self._prompt_ids)
+                    yield started(self.prompt_ids)
                 yield from found
         except _EarlyEndError as end:
             if not is_begun and end.reason == "error":
@@ -108,13 +109,11 @@ class _Run:
         if not is_begun:
             if failure is not None and failure.reason == "cancelled":  # nothing came, so there is no run to tell of
                 return
-            yield started(self._prompt_ids)
+            yield started(self.prompt_ids)
         yield from steps.end()
         yield failure or self._end(steps, identity, before)
 
     # --- waiting for messages -----------------------------------------------------------------------------------------
-
-    _prompt_ids: tuple[int, ...] = ()
 
     def _chunks(self, messages: Messages, steps: StepReader, began: float) -> Iterator[StreamChunk]:
         """The messages until the answer is done. Raises _EarlyEndError in every other case."""
@@ -142,7 +141,7 @@ class _Run:
                 raise self._broken(steps, "ended the stream before the answer was done")
             if chunk.error:
                 raise self._broken(steps, f"failed ({chunk.error})")
-            self._prompt_ids = self._prompt_ids or chunk.prompt_ids
+            self.prompt_ids = self.prompt_ids or chunk.prompt_ids
             self.completion = chunk.num_completion if chunk.num_completion is not None else self.completion
             if chunk.finish:
                 self.finish = chunk

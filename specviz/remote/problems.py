@@ -9,6 +9,7 @@ import httpx_sse
 
 from specviz.errors import RemoteError
 from specviz.remote.address import ATTACH_KEY, Address
+from specviz.remote.chunks import whole_text
 
 __all__ = ["broken_off", "problem_of", "refusal"]
 
@@ -65,4 +66,4 @@ def _said(body: str) -> str:
         text = data if isinstance(data, str) else data.get("message") or data.get("detail")
     except (ValueError, AttributeError):
         return ""
-    return text.strip()[:300] if isinstance(text, str) else ""
+    return whole_text(text).strip()[:300]

@@ -10,6 +10,7 @@ import httpx
 
 from specviz.errors import RemoteError
 from specviz.remote.address import Address
+from specviz.remote.chunks import whole_text
 from specviz.remote.counters import ServerCounters, read_counters
 from specviz.remote.messages import headers
 from specviz.remote.problems import problem_of, refusal
@@ -68,8 +69,8 @@ class Server:
         length = first.get("max_model_len")
         return Identity(
             engine=_ENGINES.get(str(first.get("owned_by")), ""),
-            version=str(told or "")[:40],
-            model=first["id"][:200],
+            version=whole_text(told)[:40],
+            model=whole_text(first["id"])[:200],
             max_len=length if isinstance(length, int) and not isinstance(length, bool) else 0,
         )
 

@@ -184,6 +184,8 @@ def _kept_sentence(counters: Counters) -> str:
     histogram = counters.accepted_histogram
     if not histogram:
         return "No step drafted anything."
+    if not counters.drafted_is_known or counters.is_bound:
+        return "Steps that kept something; how many drafted in vain is not told."
     best = len(histogram) - 1
     undrafted = counters.num_steps - counters.num_drafting_steps
     rest = f" {undrafted} had nothing to draft." if undrafted else ""
@@ -193,8 +195,10 @@ def _kept_sentence(counters: Counters) -> str:
 
 
 def _places_sentence(counters: Counters) -> str:
-    if not counters.rejections_are_known:
+    if not counters.drafted_is_known:
         return "What was refused is not told."
+    if not counters.rejections_are_known:
+        return "Drafts had several lengths, so only the first place is known."
     if not counters.num_tested:
         return "No drafted token was tested."
     if counters.is_bound:
