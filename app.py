@@ -45,11 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import load_catalog
+    from specviz.remote import RemoteEngine, read_addresses
+    from specviz.ui.attached import AttachedServer
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
     from specviz.ui.space import on_zero_gpu, settle_in
 
     settle_in()
+    servers = [AttachedServer(RemoteEngine(address)) for address in read_addresses(options.attach)]
+    options.load = options.load and not servers  # whoever watches a server need not have room for a model
     kind, default = EngineHost, ""
     if on_zero_gpu():
         from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
@@ -57,7 +61,7 @@ def _serve(options: argparse.Namespace, began: float) -> int:
         kind, default = ZeroGpuHost, DEFAULT_PAIR
     first = chosen_pair(options, default, options.draft_quant)
     pairs = load_catalog() | {first.name: first}
-    host = kind(pairs, default_pair=first.name, default_dtype=options.dtype)
+    host = kind(pairs, default_pair=first.name, default_dtype=options.dtype, servers=servers)
     if options.load:
         host.start()
     demo = build_page(host)
@@ -96,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
     add_pair_flags(parser)
     parser.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: auto)")
+    attach = "a running vLLM or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
+    parser.add_argument("--attach", action="append", default=[], metavar="URL", help=f"{attach} (or SPECVIZ_ATTACH)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
     parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")

@@ -29,7 +29,7 @@ from specviz.config import (
 )
 from specviz.console import speak_utf8
 from specviz.errors import ConfigError, SpecvizError
-from specviz.events import Event, RunFinished, RunStarted, StepDone
+from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 from specviz.lab.command import add_lab_command
 from specviz.metrics import Baseline, Counters, fold, summary
 from specviz.models.chat import clean_text
@@ -89,6 +89,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     run.add_argument("prompt", nargs="?", help="the prompt; or use --prompts")
     run.add_argument("--prompts", metavar="FILE.jsonl", help='one {"id": ..., "prompt": ...} a line')
     add_pair_flags(run)
+    run.add_argument("--attach", metavar="URL", help="run on this vLLM or llama.cpp server; how it drafts is its own")
     run.add_argument(
         "--method", metavar="NAME", default=DEFAULT_METHOD, help="see `specviz methods` (default: %(default)s)"
     )
@@ -222,13 +223,49 @@ def _run(options: argparse.Namespace) -> int:
         options=_method_options(options),
         time_limit_s=options.time_limit,
     )
+    engine = _attached(options) if options.attach else _loaded(options, config)
+    failed = False
+    for number, (name, prompt) in enumerate(prompts):
+        events: Iterable[Event] = engine.stream(prompt, config)  # refuses bad settings before an old trace is lost
+        with _trace_file(options.trace, number, len(prompts)) as file:
+            if file is not None:
+                events = write_events(events, file)
+            result = list(events) if options.json else list(_show(events, sys.stdout))
+            if options.measure_plain:
+                base, plain = _measure_plain(engine, prompt, config, result)
+                if file is not None:
+                    file.write(plain_lines(plain))
+                print(_speed_up(result, base), file=sys.stderr)
+        finished = result[-1]
+        assert isinstance(finished, RunFinished)
+        if finished.reason == "error":
+            print(f"specviz: {finished.message}", file=sys.stderr)
+            failed = True
+        if options.json:
+            print(json.dumps({"id": name} | _summary(result), ensure_ascii=False, allow_nan=False), flush=True)
+    return EXIT_ERROR if failed else 0
+
+
+def _attached(options: argparse.Namespace) -> Any:
+    """The serving engine that was named. Raises ConfigError for what it cannot do."""
+    from specviz.remote import attach
+
+    if options.measure_plain:
+        raise ConfigError(
+            "A server cannot be asked to decode plainly. Leave --measure-plain out; "
+            "`bench --attach A --attach B` compares it with a server that does not speculate."
+        )
+    return attach(options.attach)
+
+
+def _loaded(options: argparse.Namespace, config: RunConfig) -> Any:
+    """The loop over a pair that is loaded here, warm."""
     pair = chosen_pair(options)
     if config.exact:
         config.require_width()
     from specviz.drafters.registry import get_method  # the libraries behind this take seconds to import
 
     get_method(config.method)
-    from specviz.baseline import explain_difference
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
 
@@ -249,29 +286,18 @@ def _run(options: argparse.Namespace) -> int:
         ),
     ):
         pass
-    failed = False
-    for number, (name, prompt) in enumerate(prompts):
-        events: Iterable[Event] = generator.stream(prompt, config)  # refuses bad settings before an old trace is lost
-        with _trace_file(options.trace, number, len(prompts)) as file:
-            if file is not None:
-                events = write_events(events, file)
-            result = list(events) if options.json else list(_show(events, sys.stdout))
-            if options.measure_plain:
-                plain = list(generator.stream_plain(prompt, config))
-                if file is not None:
-                    file.write(plain_lines(plain))
-                base = Baseline.of(plain, result)
-                if base is not None:
-                    base = explain_difference(generator, prompt, config, result, base)
-                print(_speed_up(result, base), file=sys.stderr)
-        finished = result[-1]
-        assert isinstance(finished, RunFinished)
-        if finished.reason == "error":
-            print(f"specviz: {finished.message}", file=sys.stderr)
-            failed = True
-        if options.json:
-            print(json.dumps({"id": name} | _summary(result), ensure_ascii=False, allow_nan=False), flush=True)
-    return EXIT_ERROR if failed else 0
+    return generator
+
+
+def _measure_plain(
+    generator: Any, prompt: str, config: RunConfig, result: list[Event]
+) -> tuple[Baseline | None, list[Event]]:
+    """The baseline of a run, its first difference explained, and the plain run's events."""
+    from specviz.baseline import explain_difference
+
+    plain = list(generator.stream_plain(prompt, config))
+    base = Baseline.of(plain, result)
+    return base and explain_difference(generator, prompt, config, result, base), plain
 
 
 def _method_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -367,9 +393,10 @@ def _show(events: Iterable[Event], out: IO[str]) -> Iterator[Event]:
     for event in events:
         counters.update(event)
         if isinstance(event, RunStarted):
-            print(f"{event.method} on {event.pair}, {event.dtype}, {event.exactness}", file=sys.stderr)
-        elif isinstance(event, StepDone):
-            out.write(_step_text(event, colour))
+            facts = [f"{event.method} on {event.pair}", event.dtype, event.exactness]
+            print(", ".join(fact for fact in facts if fact), file=sys.stderr)
+        elif isinstance(event, StepDone | PrefillDone):
+            out.write(_text(event, colour))
             out.flush()
         elif isinstance(event, RunFinished):
             out.write("\n")
@@ -377,10 +404,10 @@ def _show(events: Iterable[Event], out: IO[str]) -> Iterator[Event]:
         yield event
 
 
-def _step_text(step: StepDone, colour: bool) -> str:
+def _text(step: StepDone | PrefillDone, colour: bool) -> str:
     parts = []
     for token in step.emitted:
-        if token.origin == "corrected" and colour:
+        if token.origin == "corrected" and colour and isinstance(step, StepDone):
             refused = next((t for t in step.drafted if t.fate == "rejected"), None)
             if refused is not None:
                 parts.append(_paint(_printable(refused.text), _REJECTED))
@@ -402,12 +429,18 @@ def _figures(c: Counters, finished: RunFinished) -> str:
     def show(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form)
 
-    return (
-        f"{c.num_tokens} tokens in {c.num_steps} steps ({finished.reason}) · "
-        f"{show(c.decode_tokens_per_s, '.1f')} tokens/s decoding · first token {show(c.first_token_s, '.2f')} s · "
-        f"α {show(c.alpha, '.3f')} ({c.num_accepted} of {c.num_tested} tested) · "
-        f"accepted {c.num_accepted} of {c.num_drafted} drafted · {show(c.block_efficiency, '.2f')} tokens a pass"
-    )
+    most, least = ("at most ", "at least ") if c.is_bound else ("", "")
+    tested = f"{least}{show(c.alpha, '.3f')} ({c.num_accepted} of {most}{c.num_tested} tested)"
+    figures = [
+        f"{c.num_tokens} tokens in {c.num_steps} steps ({finished.reason})",
+        f"{show(c.decode_tokens_per_s, '.1f')} tokens/s decoding",
+        f"first token {show(c.first_token_s, '.2f')} s",
+        f"α {tested if c.rejections_are_known else 'not told'}",
+        f"accepted {c.num_accepted} of {f'{most}{c.num_drafted}' if c.drafted_is_known else '?'} drafted",
+        f"{show(c.block_efficiency, '.2f')} tokens a pass",
+    ]
+    said = f"\n{finished.message}" if finished.message and finished.reason != "error" else ""
+    return " · ".join(figures) + said
 
 
 # --- methods, fetch ------------------------------------------------------------------------------------------------

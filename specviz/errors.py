@@ -6,6 +6,7 @@
     ├── TokenizerMismatchError    target and draft do not read the same ids as the same text
     ├── CacheNotCroppableError    a model whose past cannot be rolled back, so refused drafts would stay in it
     ├── TraceError                a trace file that cannot be read
+    ├── RemoteError               a serving engine that does not answer, refuses, or breaks off
     └── BusyError                 another run holds the engine
 
 Each message says what was wrong, what was found, and what to do next, and is fit to be shown to a visitor.
@@ -23,6 +24,7 @@ __all__ = [
     "CacheNotCroppableError",
     "ConfigError",
     "ModelLoadError",
+    "RemoteError",
     "SpecvizError",
     "TokenizerMismatchError",
     "TraceError",
@@ -54,6 +56,10 @@ class CacheNotCroppableError(SpecvizError):
 
 class TraceError(SpecvizError):
     """A trace file is damaged, too large, or of a schema this version does not know."""
+
+
+class RemoteError(SpecvizError):
+    """A serving engine does not answer, refuses what it was asked, or breaks off."""
 
 
 class BusyError(SpecvizError):

@@ -23,6 +23,7 @@ __all__ = [
     "DraftNote",
     "DraftedToken",
     "EmittedToken",
+    "EngineCounts",
     "Event",
     "Exactness",
     "Fate",
@@ -52,10 +53,11 @@ whatever is likely enough, passed on a branch of the tree that a longer or likel
 
 Origin = Literal["accepted", "corrected", "bonus", "target"]
 """Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;
-the target's word where nothing was drafted."""
+the target's word where nothing was drafted, or where a serving engine does not tell whether anything was."""
 
-Exactness = Literal["exact", "lossless", "approximate"]
-"""exact: the text of plain decoding to the bit. lossless: the target's own distribution. approximate: neither."""
+Exactness = Literal["exact", "lossless", "approximate", "unchecked"]
+"""exact: the text of plain decoding to the bit. lossless: the target's own distribution. approximate: neither.
+unchecked: a serving engine verified, and nothing here has tested what it promises."""
 
 FinishReason = Literal["eos", "stop", "length", "context", "time", "cancelled", "error"]
 
@@ -176,10 +178,14 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prompt, all but its last token, is in the caches. Nothing has been emitted."""
+    """The prompt is in the caches: all but its last token here, all of it in a serving engine.
+
+    emitted: empty here. A serving engine reads the whole prompt and so writes its first token before the first step.
+    """
 
     prompt_len: int
     prefill_s: float
+    emitted: tuple[EmittedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +217,39 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What a serving engine's own counters say of a whole run, where its steps do not tell what was refused.
+
+    num_drafts: steps that drafted. accepted_at: [positions] accepted tokens by place in the draft, first place first.
+    is_bound: other requests ran beside this one, so each number is at most that for this run.
+    """
+
+    num_drafts: int
+    num_drafted: int
+    num_accepted: int
+    accepted_at: tuple[int, ...] = ()
+    is_bound: bool = False
+
+    @property
+    def num_rejections(self) -> int | None:
+        """Drafts that ended in a refusal; None where drafts of several lengths leave it open."""
+        if not self.num_accepted:
+            return self.num_drafts
+        if self.num_accepted == self.num_drafted:
+            return 0
+        if self.accepted_at and self.num_drafted == len(self.accepted_at) * self.num_drafts:
+            return self.num_drafts - self.accepted_at[-1]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """The end of a run and its totals.
 
     text: the visible answer: control tokens left out, cut before a stop text. token_ids: every emitted token.
-    message: in words what happened, for reasons "error", "time" and "context".
-    first_token_s: prefill plus first step, None if no step was done.
+    message: in words what happened, for reasons "error", "time" and "context", and for what a serving engine left open.
+    first_token_s: prefill plus first step, None if no step was done. A serving engine's is that of its prefill alone.
+    counts: a serving engine's counters over this run, None where there are none.
     """
 
     reason: FinishReason
@@ -229,6 +262,7 @@ class RunFinished:
     decode_s: float
     message: str = ""
     memory: dict[str, int] = field(default_factory=dict)
+    counts: EngineCounts | None = None
 
 
 Event = RunStarted | PrefillDone | StepDone | RunFinished

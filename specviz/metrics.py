@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
+from specviz.events import EngineCounts, Event, PrefillDone, RunFinished, RunStarted, StepDone
 
 __all__ = ["ROLLING_STEPS", "Baseline", "Counters", "fold", "summary"]
 
@@ -28,6 +28,10 @@ class Counters:
     num_tested: drafted tokens the target really tried: accepted ones plus one for each step that ended in a refusal.
     tested_at, accepted_at, drafted_at: by place in the draft, first place first.
     accepted_histogram: accepted_histogram[k] = steps that drafted and kept exactly k tokens.
+    num_prefill_tokens: tokens that a serving engine wrote with the prompt; they are in no step and in no other count.
+    steps_are_told: whether every step said what it drafted; a serving engine's may not, its counters come at the end.
+    drafted_is_known: whether the drafted tokens of the whole run are known. rejections_are_known: likewise.
+    is_bound: other requests ran beside: what was drafted and refused is at most what is counted here.
     """
 
     num_steps: int = 0
@@ -51,8 +55,12 @@ class Counters:
     prompt_len: int = 0
     overlap_sum: float = 0.0
     num_overlaps: int = 0
+    num_prefill_tokens: int = 0
     is_chain: bool = True
+    steps_are_told: bool = True
     drafted_is_known: bool = True
+    rejections_are_known: bool = True
+    is_bound: bool = False
     reason: str | None = None
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -66,8 +74,11 @@ class Counters:
             self._add_step(event)
         elif isinstance(event, PrefillDone):
             self.prompt_len, self.prefill_s = event.prompt_len, event.prefill_s
+            self.num_prefill_tokens = len(event.emitted)
         elif isinstance(event, RunFinished):
             self.reason = event.reason
+            if event.counts is not None and not self.steps_are_told:
+                self._take_counts(event.counts)
         elif isinstance(event, RunStarted):
             self.prompt_len = len(event.prompt_ids)
         return self
@@ -95,13 +106,16 @@ class Counters:
 
         num_drafted = len(step.drafted) if step.num_drafted is None else step.num_drafted
         if step.num_drafted is None:
-            self.drafted_is_known = False
+            self.steps_are_told = self.drafted_is_known = self.rejections_are_known = False
             num_drafted = max(num_drafted, step.num_accepted)
         refused = any(token.origin == "corrected" for token in step.emitted) or (
             not step.drafted and step.num_drafted is not None and step.num_drafted > step.num_accepted
         )
         self.num_drafted += num_drafted
         self.num_rejections += refused
+        if not step.drafted:  # told as a number only
+            self.num_rejected += refused
+            self.num_discarded += num_drafted - step.num_accepted - refused
         if num_drafted:
             self.num_drafting_steps += 1
             self.drafting_verify_s += step.verify_s
@@ -121,11 +135,42 @@ class Counters:
             _grow(self.accepted_at, len(self.tested_at) - 1)
         self.recent.append((step.num_accepted, int(refused), num_drafted, len(step.emitted), seconds))
 
+    def _take_counts(self, counts: EngineCounts) -> None:
+        """The whole run's counts from a serving engine, in place of what its steps could not tell.
+
+        Beside other requests they are the most that can be this run's; what was accepted is known from its own text.
+        """
+        self.drafted_is_known, self.is_bound = True, counts.is_bound
+        drafts, drafted, rejections = counts.num_drafts, counts.num_drafted, counts.num_rejections
+        refused = counts.num_drafted - counts.num_accepted
+        if self.is_bound:  # a step has one draft at most, and that has a token for each place at most
+            drafts = min(drafts, self.num_steps)
+            drafted = min(drafted, drafts * (len(counts.accepted_at) or drafted))
+            rejections = drafts if rejections is None else min(rejections, drafts)
+            refused = drafted - self.num_accepted + rejections
+        else:
+            self.num_accepted = min(self.num_accepted, counts.num_accepted)  # less where messages carried several steps
+            self.accepted_at = list(counts.accepted_at)
+            reached = [drafts, *(count for count in self.accepted_at if count)]
+            self.accepted_histogram = [a - b for a, b in itertools.pairwise([*reached, 0])]
+        self.num_drafting_steps, self.num_drafted = drafts, drafted
+        self.rejections_are_known = rejections is not None
+        self.num_rejections = rejections or 0
+        self.tested_at = [drafts] + [0] * (len(self.accepted_at) - 1)  # the rest is known for drafts of one length only
+        if counts.num_accepted == counts.num_drafted:
+            self.tested_at = list(self.accepted_at)
+        elif rejections is not None:
+            self.tested_at[1:] = self.accepted_at[:-1]
+        self.num_rejected = self.num_rejections
+        self.num_discarded = max(0, refused - self.num_rejections)
+
     def merge(self, other: Counters) -> Counters:
         """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""
         for name in (f.name for f in fields(self)):
             mine, theirs = getattr(self, name), getattr(other, name)
-            if isinstance(mine, bool):
+            if name == "is_bound":
+                self.is_bound = mine or theirs
+            elif isinstance(mine, bool):
                 setattr(self, name, mine and theirs)
             elif isinstance(mine, int | float):
                 setattr(self, name, mine + theirs)
@@ -147,19 +192,19 @@ class Counters:
     @property
     def alpha(self) -> float | None:
         """Per-token acceptance: accepted / tested."""
-        return _ratio(self.num_accepted, self.num_tested) if self.drafted_is_known else None
+        return _ratio(self.num_accepted, self.num_tested) if self.rejections_are_known else None
 
     @property
     def rolling_alpha(self) -> float | None:
         """alpha over the last ROLLING_STEPS steps."""
         accepted = sum(a for a, *_ in self.recent)
-        return _ratio(accepted, accepted + sum(r for _, r, *_ in self.recent)) if self.drafted_is_known else None
+        return _ratio(accepted, accepted + sum(r for _, r, *_ in self.recent)) if self.steps_are_told else None
 
     @property
     def rolling_acceptance_rate(self) -> float | None:
         """acceptance_rate over the last ROLLING_STEPS steps."""
         drafted = sum(d for _, _, d, *_ in self.recent)
-        return _ratio(sum(a for a, *_ in self.recent), drafted) if self.drafted_is_known else None
+        return _ratio(sum(a for a, *_ in self.recent), drafted) if self.steps_are_told else None
 
     @property
     def acceptance_length(self) -> float | None:
@@ -169,7 +214,7 @@ class Counters:
     @property
     def mean_accepted(self) -> float | None:
         """Drafted tokens kept per drafting step: tau without the target's own token."""
-        return _ratio(self.num_accepted, self.num_drafting_steps)
+        return _ratio(self.num_accepted, self.num_drafting_steps) if self.drafted_is_known else None
 
     @property
     def block_efficiency(self) -> float | None:
@@ -184,12 +229,12 @@ class Counters:
     @property
     def coverage(self) -> float | None:
         """kappa = steps that drafted / steps."""
-        return _ratio(self.num_drafting_steps, self.num_steps)
+        return _ratio(self.num_drafting_steps, self.num_steps) if self.drafted_is_known else None
 
     @property
     def mean_drafted(self) -> float | None:
         """Tokens drafted per drafting step."""
-        return _ratio(self.num_drafted, self.num_drafting_steps)
+        return _ratio(self.num_drafted, self.num_drafting_steps) if self.drafted_is_known else None
 
     @property
     def overlap(self) -> float | None:
@@ -204,6 +249,8 @@ class Counters:
     @property
     def first_token_s(self) -> float | None:
         """prefill + first step."""
+        if self.num_prefill_tokens:
+            return self.prefill_s
         return None if self.first_step_s is None else self.prefill_s + self.first_step_s
 
     @property
@@ -212,13 +259,18 @@ class Counters:
 
     @property
     def rolling_tokens_per_s(self) -> float | None:
-        """Tokens a second over the last ROLLING_STEPS steps."""
+        """Tokens a second over the last ROLLING_STEPS steps.
+
+        A server's first messages may leave it together, in no time: too few of them give no rate.
+        """
+        if not self.steps_are_told and len(self.recent) < ROLLING_STEPS // 2:
+            return None
         return _ratio(sum(n for *_, n, _ in self.recent), sum(s for *_, s in self.recent))
 
     @property
     def total_tokens_per_s(self) -> float | None:
         """Tokens a second with prefill included."""
-        return _ratio(self.num_tokens, self.prefill_s + self.decode_s)
+        return _ratio(self.num_prefill_tokens + self.num_tokens, self.prefill_s + self.decode_s)
 
     @property
     def draft_s_per_token(self) -> float | None:
@@ -241,6 +293,7 @@ class Counters:
         out: list[dict[str, float | int | None]] = []
         for place, accepted in enumerate(self.accepted_at):
             trials = self.num_drafting_steps if unconditional else self.tested_at[place]
+            trials = trials if self.drafted_is_known else 0
             low, high = _wilson(accepted, trials)
             out.append({"accepted": accepted, "of": trials, "rate": _ratio(accepted, trials), "low": low, "high": high})
         return out
@@ -254,8 +307,20 @@ class Counters:
             "mean_drafted", "mean_accepted", "overlap", "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s",
             "other_s", "decode_tokens_per_s", "total_tokens_per_s", "draft_s_per_token", "s_per_step",
             "verify_s_per_step", "prompt_len", "is_chain",
+            "num_prefill_tokens", "steps_are_told", "is_bound",
         ]  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {name: None if name in self._untold() else getattr(self, name) for name in names}
+
+    def _untold(self) -> set[str]:
+        """Counts that a serving engine left open."""
+        names: set[str] = set()
+        if not self.steps_are_told:
+            names |= {"num_corrected", "num_bonus", "draft_s", "verify_s", "draft_s_per_token", "verify_s_per_step"}
+        if not self.rejections_are_known:
+            names |= {"num_rejections", "num_tested", "num_rejected", "num_discarded"}
+        if not self.drafted_is_known:
+            names |= {"num_drafted", "num_drafting_steps"}
+        return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ def verdict(
         detail: three texts; reason: why a slowdown is one, else "".
     """
     rate = counters.decode_tokens_per_s
+    if started.exactness == "unchecked":
+        return _of_a_server(started, counters)
     base = plain.tokens_per_s if plain else None
     how = f"{_how(started)} {_promise(started)}"
     if rate is None:
@@ -79,6 +81,18 @@ def verdict(
         return _verdict("faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail)
     reason = _why_slow(counters, plain)
     return _verdict("slower", ratio, f"{ratio:.2f}×: slower", "than plain decoding of the same prompt", detail, reason)
+
+
+def _of_a_server(started: RunStarted, counters: Counters) -> dict[str, Any]:
+    """A serving engine's run has no baseline here, and nothing here has checked its text."""
+    rate, tau = counters.decode_tokens_per_s, counters.acceptance_length
+    if rate is None:
+        return _verdict("none", None, "No tokens", "", started.exactness_reason)
+    at_least = "at least " if counters.is_bound else ""
+    kept = "" if tau is None else f" A step that drafted brought {at_least}{tau:.2f} tokens (τ)."
+    headline, rest = f"{rate:.1f} tokens a second", f"as they arrived from {started.pair}"
+    detail = f"{started.exactness_reason} {_how(started)}{kept}"
+    return _verdict("none", None, headline, rest, detail)
 
 
 def _why_too_fast(ratio: float, counters: Counters) -> str:
@@ -125,7 +139,7 @@ def _no_baseline(recorded: bool, plain_follows: bool) -> str:
 
 def _how(started: RunStarted) -> str:
     chosen = "Greedy" if _is_greedy(started) else f"Sampled at T = {started.settings['temperature']:g}"
-    return f"{chosen}, {started.dtype}."
+    return f"{chosen}, {started.dtype}." if started.dtype else f"{chosen}."
 
 
 def _is_greedy(started: RunStarted) -> bool:

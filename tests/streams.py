@@ -262,22 +262,23 @@ def early_exit() -> list[Event]:
 
 
 def attached() -> list[Event]:
-    """A serving engine tells what it kept, not what it refused; whether it drafted at all is unknown (None)."""
-    return stream(
-        started("attached", draft=None, width=0, exactness_reason="Checked by the server, not here."),
-        [
-            step(
-                1,
-                [],
-                [emitted(60, "The", "accepted"), emitted(61, " sky", "target")],
-                7,
-                num_drafted=None,
-                draft_s=0.0,
-                rows=0,
-            ),
-            step(2, [], [emitted(62, " is", "target")], 8, num_drafted=None, draft_s=0.0, rows=0),
-        ],
+    """A serving engine tells what it kept, not what it refused; whether it drafted at all is unknown (None).
+
+    Its first token comes with the prompt, before any step; its steps tell their whole time only.
+    """
+    start = started(
+        "attached", draft=None, width=0, exactness="unchecked", exactness_reason="Checked by the server, not here."
     )
+    untold: dict[str, object] = {"num_drafted": None, "draft_s": 0.0, "verify_s": 0.0, "other_s": 0.07, "rows": 0}
+    steps = [
+        step(1, [], [emitted(60, " bright", "accepted"), emitted(61, " sky", "target")], 8, **untold),
+        step(2, [], [emitted(62, " is", "target")], 9, **untold),
+    ]
+    prefill = PrefillDone(len(start.prompt_ids), 0.1, (emitted(59, "The", "target"),))
+    end = finished(steps)
+    ids = (59, *end.token_ids)
+    end = replace(end, text="The" + end.text, token_ids=ids, num_tokens=len(ids), first_token_s=0.1)
+    return [start, prefill, *steps, end]
 
 
 def hostile() -> list[Event]:

@@ -181,7 +181,7 @@ def test_a_folder_is_looked_at_before_it_is_loaded(tmp_path: Path):
     from tiny_models import make_model
 
     pair = chosen_pair(options("--target", str(tmp_path)))
-    with pytest.raises(ModelLoadError, match="needs config.json, a tokenizer"):
+    with pytest.raises(ModelLoadError, match=r"needs config\.json, a tokenizer"):
         fetch_pair(pair)
     model: Any = make_model()
     model.save_pretrained(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from browser import ChromiumPage, open_page
 from streams import STREAMS, drafted, emitted, started, step, stream
 
-from specviz.events import DraftedToken, Event, StepDone
+from specviz.events import DraftedToken, Event, PrefillDone, StepDone
 from specviz.metrics import Baseline, fold
 from specviz.ui.stream import DeltaEncoder, coalesce, recorded_delta
 from specviz.ui.theme import COLOURS, NATIVE_CSS, THEME
@@ -28,7 +28,9 @@ LONG_LOG: list[tuple[float, int]] = []  # when each delta of the long run left, 
 
 
 def joined(events: list[Event]) -> str:
-    return "".join(token.text for event in events if isinstance(event, StepDone) for token in event.emitted)
+    return "".join(
+        token.text for event in events if isinstance(event, PrefillDone | StepDone) for token in event.emitted
+    )
 
 
 def whitespace() -> list[Event]:
@@ -200,7 +202,7 @@ def expected_counts(events: list[Event]) -> dict[str, int]:
         "a": c.num_accepted,
         "c": c.num_corrected,
         "b": c.num_bonus,
-        "t": c.num_target,
+        "t": c.num_target + c.num_prefill_tokens,
         "r": c.num_rejected,
         "d": c.num_discarded,
     }
@@ -228,8 +230,9 @@ def test_the_strip_is_the_text_and_its_chips_are_the_counters(chromium: Chromium
     assert copied(chromium) == joined(events)
     assert counts(chromium) == expected_counts(events)
     shown = chromium.page.locator("#view .legend .entry b").all_inner_texts()
-    wanted = expected_counts(events)
-    assert [int(text) for text in shown[:5]] == [wanted[key] for key in "acbrd"]
+    told = fold(events).to_json()
+    names = ("num_accepted", "num_corrected", "num_bonus", "num_rejected", "num_discarded")
+    assert shown[:5] == ["–" if told[name] is None else str(told[name]) for name in names]
     assert chromium.page.locator("#view .strip img, #view .strip script, #view .card b b").count() == 0
     assert not [message for message in chromium.messages if message.startswith("warning: specviz")]
 

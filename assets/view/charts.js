@@ -300,7 +300,7 @@ function drawLines(node, frame, chart, entries) {
     node.append(svg('circle', { class: line.dot, cx: endX, cy: y(value), r: 3 }));
     ends.push({ y: y(value), x: endX, text: line.label(value), className: `t13 ${line.end}` });
   }
-  if (!ends.length) node.append(svg('text', { class: 't13', x: frame.left + 12, y: y(top / 2) - 6 }, 'Nothing tested yet'));
+  if (!ends.length) node.append(svg('text', { class: 't13', x: frame.left + 12, y: y(top / 2) - 6 }, run.counters?.steps_are_told === false ? 'Not told step by step' : 'Nothing tested yet'));
   spread(ends, 15);
   for (const end of ends) node.append(svg('text', { class: end.className, x: end.x + 8, y: end.y + 4 }, end.text));
 }

@@ -63,14 +63,17 @@ function draftedProse(token) {
   return [prose(why), ...(known.length ? [prose(...known, '.')] : [])];
 }
 
-function ownProse({ token, refused }) {
+/** A serving engine's probabilities are no acceptance probabilities, and are named so. */
+const beforeTemperature = () => (run.start?.exactness === 'unchecked' ? ', before temperature' : '');
+
+function ownProse({ entry, token, refused }) {
   const lines = [];
   if (token.origin === 'corrected' && refused.length) {
     const choice = isGreedy() ? 'The target’s first choice where the draft said ' : 'The target’s own word, drawn after it refused ';
     lines.push(prose(choice, el('bdi', '', refused.map((one) => quoted(spoken(one))).join(', ')), '.'));
-  } else lines.push(prose(FATES[token.origin].means));
+  } else lines.push(prose(token.origin === 'target' && entry.step.num_drafted == null ? UNTOLD : FATES[token.origin].means));
   if (token.target_prob != null && isDrawnFromRest(token)) lines.push(prose('It had a chance of ', token.target_prob, ' in what the target had left.'));
-  else if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, '.'));
+  else if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, `${beforeTemperature()}.`));
   return lines;
 }
 
@@ -133,13 +136,15 @@ function renderCard(entry) {
   for (const token of step.drafted) list.append(cardRow(token, token.fate, hasCoin(token) ? coin(token, 84) : el('em', '', outcome(token))));
   for (const token of step.emitted) {
     if (token.origin === 'accepted' && step.drafted.length) continue;
-    const how = { corrected: isGreedy() ? 'first choice' : 'drawn instead', bonus: 'one more', target: 'target alone', accepted: 'kept' };
+    const how = { corrected: isGreedy() ? 'first choice' : 'drawn instead', bonus: 'one more', target: step.num_drafted == null ? 'target' : 'target alone', accepted: 'kept' };
     list.append(cardRow(token, token.origin, el('em', '', how[token.origin])));
   }
   const drafted = step.num_drafted == null ? 'drafted: not told' : step.num_drafted ? `${step.num_accepted} of ${step.num_drafted} kept` : 'nothing drafted';
+  const times = run.start?.exactness === 'unchecked' ? `${milliseconds(step.clock.at(-1) - step.clock[0])} after the message before`
+    : `Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}`;
   card.replaceChildren(
     el('h3', '', `Step ${step.index} `, el('small', '', drafted)), list,
-    el('p', '', `${counted(step.emitted.length, 'token')}. Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}.`),
+    el('p', '', `${counted(step.emitted.length, 'token')}. ${times}.`),
   );
   if (step.note?.text) card.append(el('p', '', step.note.text));
   card.append(cardWords(step));
@@ -155,7 +160,7 @@ function cardRow(token, fate, picture) {
   const row = el('li', `${key} row`, mark(key), key === 'r' ? el('s', '', text) : el('span', '', text), picture);
   const models = [];
   if (token.draft_prob != null) models.push(`draft ${fixed(token.draft_prob, 2)}`);
-  if (token.target_prob != null) models.push(`target ${fixed(token.target_prob, 2)}`);
+  if (token.target_prob != null) models.push(`target ${fixed(token.target_prob, 2)}${beforeTemperature()}`);
   if (models.length || hasCoin(token)) row.append(el('small', '', el('span', '', models.join(' · '))));
   row.addEventListener('click', () => inspect({ drafted: token, token }));
   if (hasCoin(token)) row.lastChild.append(el('span', 'roomy', `chance ${fixed(token.accept_prob, 2)}`), el('span', '', `coin ${fixed(token.coin, 2)}`));

@@ -47,6 +47,7 @@ function take(delta) {
   if (delta.status && delta.mode !== 'recorded') showStatus(delta.steps && !delta.finish ? { text: '', fraction: null } : delta.status);
   showProblem(delta);
   if (delta.run !== run.id) return; // queued, loading: the last run stays
+  appendOpening(delta.prefill?.emitted ?? []);
   for (const step of delta.steps ?? []) addStep(step, delta.counters);
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
   if (delta.steps && !run.entries.at(-1).counters) run.entries.at(-1).counters = delta.counters;
@@ -241,8 +242,13 @@ function dimAllBut(key) {
 
 function renderLegend() {
   for (const button of $('.legend').children) {
-    button.lastElementChild.textContent = whole(countersShown()?.[button._counter]);
-    if (button._counter === 'num_target') button.hidden = !countersShown()?.num_target; // steps without a draft are rare: named when there are some
+    const counters = countersShown();
+    const count = counters?.[button._counter];
+    const isRefusal = button._counter === 'num_rejected' || button._counter === 'num_discarded';
+    button.lastElementChild.textContent = isRefusal && counters?.is_bound && count != null ? `≤ ${count}` : whole(count);
+    if (button._counter !== 'num_target') continue;
+    button.hidden = !count; // steps without a draft are rare: named when there are some
+    button.children[1].textContent = counters?.steps_are_told === false ? 'target' : 'no draft';
   }
 }
 

@@ -109,13 +109,13 @@ function stepSentence(step) {
   const said = (tokens) => tokens.map(spoken).join(' ');
   const of = (origin) => step.emitted.filter((token) => token.origin === origin);
   const refused = step.drafted.filter((token) => token.fate === 'rejected');
-  const parts = [`Step ${step.index}.`];
+  const parts = [`Step ${step.index}.`, ...(step.note?.kind === 'merged' ? [step.note.text] : [])];
   const say = (lead, tokens) => { if (tokens.length) parts.push(`${lead}: ${said(tokens)}.`); };
   say('Kept', of('accepted'));
   say('Refused', refused);
   say('Written instead', of('corrected'));
   say('One more from the target', of('bonus'));
-  say('Written by the target alone', of('target'));
+  say(step.num_drafted == null ? 'Written by the target' : 'Written by the target alone', of('target'));
   return parts.join(' ');
 }
 
@@ -129,6 +129,7 @@ function appendStep(step) {
   const entry = { step, span, chips: [], firstToken: numEmitted };
   span._entry = entry;
 
+  if (step.note?.kind === 'merged') span.prepend(verseNumber(`≥ ${step.note.data.passes} steps`));
   const { at, discarded } = refusals(step);
   const kept = step.drafted.filter((token) => token.fate === 'accepted');
   let line = span; // where the next chip goes: the step, or a right-to-left run inside it
@@ -165,6 +166,16 @@ function appendStep(step) {
   return entry;
 }
 
+/** Tokens that a serving engine wrote with the prompt, before its first step: text without a step of their own. */
+function appendOpening(tokens) {
+  for (const token of tokens) {
+    strip.append(emittedChip(token, lastChar, token, false));
+    if (token.text) lastChar = token.text.at(-1);
+    lettersSince += token.text.length;
+    numEmitted += 1;
+  }
+}
+
 function emittedChip(shown, before, token, ownFill) {
   const chip = el('span', `tk ${FATES[token.origin].key}${ownFill ? ' w' : ''}`);
   const drawn = leaves(shown, before);
@@ -176,8 +187,8 @@ function emittedChip(shown, before, token, ownFill) {
   return chip;
 }
 
-function verseNumber(index) {
-  const node = el('i', 'vn', String(index));
+function verseNumber(text) {
+  const node = el('i', 'vn', String(text));
   node.setAttribute('aria-hidden', 'true');
   return node;
 }

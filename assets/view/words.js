@@ -219,15 +219,21 @@ function cardWords(step) {
 
 // -- the five headline figures; `out` replaces what differs where the target's own tokens are left out --
 
+// A serving engine's counts are bounds where other requests ran beside.
+const atLeast = (c, text) => (c.is_bound && text !== NO_VALUE ? `≥ ${text}` : text);
+const atMost = (c, count) => (c.is_bound ? `at most ${whole(count)}` : whole(count));
+const notTold = (c, name) => (c.steps_are_told === false && c[name] == null ? 'not told' : '');
+const splitTimes = (c) => (run.start?.exactness === 'unchecked' ? `${seconds(c.decode_s)}, not told apart` : `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`);
+
 const FIGURES = [
-  { key: 'alpha', value: (c) => fixed(c.alpha, 3), needs: ['num_tested'], counts: (c) => (c.alpha == null && c.num_tested ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept`) },
+  { key: 'alpha', value: (c) => atLeast(c, fixed(c.alpha, 3)), needs: ['num_accepted'], counts: (c) => notTold(c, 'num_tested') || `${whole(c.num_accepted)} of ${atMost(c, c.num_tested)} ${inTree(c) ? 'places' : 'tested'} kept` },
   {
     key: 'block_efficiency', choice: 'pass', value: (c) => fixed(c.block_efficiency, 2), needs: ['target_work'], counts: (c) => `${whole(c.num_tokens)} tokens, ${whole(c.target_work)} passes`,
     out: { key: 'accepted_per_pass', value: (c) => fixed(c.accepted_per_pass, 2), counts: (c) => `${whole(c.num_accepted)} kept, ${whole(c.target_work)} passes` },
   },
-  { key: 'acceptance_rate', value: (c) => percent(c.acceptance_rate), needs: ['num_drafted'], counts: (c) => (c.acceptance_rate == null && c.num_drafted ? 'not told' : `${whole(c.num_accepted)} of ${whole(c.num_drafted)} drafted`) },
+  { key: 'acceptance_rate', value: (c) => atLeast(c, percent(c.acceptance_rate)), needs: ['num_accepted'], counts: (c) => notTold(c, 'num_drafted') || `${whole(c.num_accepted)} of ${atMost(c, c.num_drafted)} drafted` },
   { key: 'tokens_per_s', value: (c) => fixed(c.decode_tokens_per_s, 1), needs: ['decode_s'], counts: (c) => (c.first_token_s == null ? `after ${seconds(c.decode_s)}` : `first token in ${seconds(c.first_token_s)}`) },
-  { key: 'times', needs: ['draft_s'], counts: (c) => `draft ${seconds(c.draft_s)} · check ${seconds(c.verify_s)} · other ${seconds(c.other_s)}`, split: true },
+  { key: 'times', needs: ['decode_s'], counts: splitTimes, split: true },
 ];
 
 const shown = (figure) => (figure.choice && chosen(figure.choice) === 'out' ? { ...figure, ...figure.out } : figure);

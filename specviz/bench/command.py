@@ -39,12 +39,18 @@ def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:
     parser.add_argument(
         "--overheads", action="store_true", help="also measure what traces, details and a long context cost"
     )
+    attach = "measure this server instead; again for more, each compared with the first"
+    parser.add_argument("--attach", action="append", default=[], metavar="URL", help=attach)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every single rate")
     parser.add_argument("--json", action="store_true", help="only the JSON line")
     parser.set_defaults(command=lambda options: _bench(options, progress()))
 
 
 def _bench(options: argparse.Namespace, line: Line) -> int:
+    if options.attach:
+        from specviz.bench.attach import bench_attached
+
+        return bench_attached(options, line)
     from specviz.bench.contest import peer, specviz_method
     from specviz.bench.machine import measure_passes
     from specviz.bench.overheads import measure_overheads

@@ -14,6 +14,7 @@ from specviz.errors import ConfigError
 from specviz.events import Event, PrefillDone, RunFinished, StepDone
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Counters
+from specviz.remote import RemoteEngine
 
 __all__ = ["PEERS", "Contestant", "Result", "peer", "specviz_method"]
 
@@ -42,34 +43,37 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A name and how it answers a prompt of ids with at most so many tokens."""
+    """A name and how it answers a prompt of ids, or of text, with at most so many tokens."""
 
     name: str
-    run: Callable[[Sequence[int], int], Result]
+    run: Callable[[Any, int], Result]
 
 
 def specviz_method(
-    engine: SpeculativeGenerator,
+    engine: SpeculativeGenerator | RemoteEngine,
     config: RunConfig,
     name: str | None = None,
     through: Callable[[Iterator[Event]], Iterator[Event]] = iter,
 ) -> Contestant:
-    """One of specviz's methods under these settings. through: what its events pass, so that a run can be broken off."""
+    """One of specviz's methods, or a serving engine, under these settings.
 
-    def run(ids: Sequence[int], limit: int) -> Result:
+    through: what its events pass, so that a run can be broken off.
+    """
+
+    def run(asked: Any, limit: int) -> Result:
         counters = Counters()
         first_s = prefill_s = 0.0
         num_first = 0
-        for event in through(engine.stream(ids, replace(config, max_new_tokens=limit))):
+        for event in through(engine.stream(asked, replace(config, max_new_tokens=limit))):
             counters.update(event)
             if isinstance(event, PrefillDone):
-                prefill_s = event.prefill_s
+                prefill_s, num_first = event.prefill_s, len(event.emitted)
             elif isinstance(event, StepDone) and event.index == 1:
                 first_s = event.draft_s + event.verify_s + event.other_s
-                num_first = len(event.emitted)
+                num_first += len(event.emitted)
         assert isinstance(event, RunFinished)
         if event.reason == "error":
-            raise ConfigError(f"{config.method}: {event.message}")
+            raise ConfigError(f"{name or config.method}: {event.message}")
         rest = event.num_tokens - num_first
         memory = sum(count for name, count in event.memory.items() if name != "peak_resident_bytes")
         return Result(event.token_ids, prefill_s + first_s, counters.decode_s - first_s, rest, counters, memory)

@@ -22,17 +22,18 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_entries(path: Path, per_regime: int, engine: Any, regimes: Sequence[str] = ()) -> list[Entry]:
+def read_entries(path: Path, per_regime: int, engine: Any | None, regimes: Sequence[str] = ()) -> list[Entry]:
     """The first prompts of each regime, as ids in the chat template.
 
     Args:
+        engine: whose tokenizer makes the ids; None leaves the prompts as texts, for serving engines.
         path: JSON Lines of id, regime, prompt; without a regime a prompt belongs to "all".
         regimes: which ones; empty for every one.
     Raises:
         ConfigError: a file that is not of prompts, one that has an id twice, a regime it does not have.
     """
     from specviz.bench.runner import Entry
-    from specviz.models.chat import encode_prompt
+    from specviz.models.chat import clean_text, encode_prompt
 
     taken: dict[str, int] = {}
     entries: list[Entry] = []
@@ -44,8 +45,12 @@ def read_entries(path: Path, per_regime: int, engine: Any, regimes: Sequence[str
             regime = str(item.get("regime", "all"))
             taken[regime] = taken.get(regime, 0) + 1
             if taken[regime] <= per_regime and (not regimes or regime in regimes):
+                name = str(item.get("id", len(entries)))
+                if engine is None:
+                    entries.append(Entry(name, regime, prompt=clean_text(item["prompt"])[0]))
+                    continue
                 ids, _ = encode_prompt(engine.loaded.tokenizer, item["prompt"], False)
-                entries.append(Entry(str(item.get("id", len(entries))), regime, tuple(ids)))
+                entries.append(Entry(name, regime, tuple(ids)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The prompts in {str(path)!r} cannot be read: {error}.") from error
     missing = [regime for regime in regimes if regime not in taken]

@@ -15,11 +15,17 @@ __all__ = ["Entry", "Score", "Turn", "contest", "geometric_mean", "take_turns"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt of the bench: ids with the chat template, and the regime it stands for."""
+    """A prompt of the bench: ids with the chat template, or for a serving engine its text, and its regime."""
 
     name: str
     regime: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    prompt: str = ""
+
+    @property
+    def asked(self) -> Sequence[int] | str:
+        """What a contestant is given."""
+        return self.prompt or self.token_ids
 
 
 @dataclass(slots=True)
@@ -104,7 +110,7 @@ def take_turns(
     """
     for contestant in contestants:
         yield Turn(contestant.name, "", 1, 0.0)
-        contestant.run(entries[0].token_ids, min(limit, 16))
+        contestant.run(entries[0].asked, min(limit, 16))
     total = repeat * len(entries) * len(contestants)
     done = 0
     for turn in range(repeat):
@@ -113,7 +119,7 @@ def take_turns(
             if (turn + place) % 2:
                 order.reverse()
             for index in order:
-                scores[index].add(entry, contestants[index].run(entry.token_ids, limit))
+                scores[index].add(entry, contestants[index].run(entry.asked, limit))
                 done += 1
                 yield Turn(contestants[index].name, entry.name, turn + 1, done / total)
 

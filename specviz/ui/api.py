@@ -72,7 +72,7 @@ def add_api(host: EngineHost) -> None:
             repetition_penalty: 1 is off.
             seed: of the random draws; none for a fresh one.
             stop: at most 8 texts that end the answer.
-            pair: model pair of the catalog; empty for the one this page was started with.
+            pair: model pair of the catalog, or host:port of an attached server; empty for what this page starts with.
             dtype: auto, bfloat16 or float32.
             exact: auto, on or off: passes of fixed width, so that greedy text equals plain decoding's to the bit.
             width: rows of a pass in exact mode.
@@ -91,14 +91,14 @@ def add_api(host: EngineHost) -> None:
         values = {
             "prompt": prompt, "method": method, "gamma": gamma, "max_new_tokens": max_new_tokens,
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
-            "seed": seed, "stop": stop, "pair": pair or host.default_pair, "dtype": dtype, "exact": exact,
+            "seed": seed, "stop": stop, "pair": pair or host.first_choice, "dtype": dtype, "exact": exact,
             "width": width, "draft_quant": draft_quant, "draft_length": draft_length, "confidence": confidence,
             "verify": verify, "epsilon": epsilon, "delta": delta, "threshold": threshold, "raw": raw,
             "detail": detail, "time_limit_s": time_limit_s,
         }  # fmt: skip
         try:
             own = _own_options(method, options)
-            yield from _events(host, WatchSettings.read(values | own, host.pairs))
+            yield from _events(host, WatchSettings.read(values | own, [*host.servers, *host.pairs]))
         except Exception as error:
             raise gr.Error(sentence_for(error), print_exception=False) from None
 

@@ -141,6 +141,8 @@ def _times(steps: Sequence[StepDone], plain: Baseline | None) -> go.Figure:
         ("check", [1000 * step.verify_s for step in steps], _VERIFY),
         ("other", [1000 * step.other_s for step in steps], _OTHER),
     ]
+    if steps and not any(any(y) for _, y, _ in series[:2]):  # a serving engine tells a step's whole time only
+        series = [("step", series[2][1], _OTHER)]
     figure = bare_figure([_line(x, y, name, colour) for name, y, colour in series], None)
     ends = [(name, sum(y) / len(y)) for name, y, _ in series if y]  # means: they add up to the step of the caption
     if plain is not None and plain.s_per_token is not None and x:
@@ -206,6 +208,8 @@ def _kept_sentence(counters: Counters) -> str:
     histogram = counters.accepted_histogram
     if not histogram:
         return "No step drafted anything."
+    if not counters.drafted_is_known or counters.is_bound:
+        return "Steps that kept something; how many drafted in vain is not told."
     best = len(histogram) - 1
     undrafted = counters.num_steps - counters.num_drafting_steps
     rest = f" {undrafted} had nothing to draft." if undrafted else ""
@@ -215,8 +219,14 @@ def _kept_sentence(counters: Counters) -> str:
 
 
 def _places_sentence(counters: Counters) -> str:
+    if not counters.drafted_is_known:
+        return "What was refused is not told."
+    if not counters.rejections_are_known:
+        return "Drafts had several lengths, so only the first place is known."
     if not counters.num_tested:
         return "No drafted token was tested."
+    if counters.is_bound:
+        return "At least this share was kept: other requests ran beside."
     return "Share kept, with its 95 % interval."
 
 
@@ -224,6 +234,8 @@ def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
     if not counters.num_steps:
         return "No step was done."
     mean = 1000 * counters.decode_s / counters.num_steps
+    if not counters.verify_s:
+        return f"A step took {mean:.{_digits(mean)}f} ms, as its messages arrived here."
     if plain is None or plain.s_per_token is None:
         return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
     tokens, one = counters.num_tokens / counters.num_steps, 1000 * plain.s_per_token

@@ -11,14 +11,15 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
-from specviz.errors import BusyError, ModelLoadError, SpecvizError
+from specviz.errors import BusyError, ConfigError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
 from specviz.models.machine import fits, probe
+from specviz.ui.attached import POLL_S, AttachedServer, Notice, Session
 from specviz.ui.downloads import Downloads, Fetch, fetch_missing
 from specviz.ui.problems import sentence_for
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import LoadedPair
 
+    Engine = SpeculativeGenerator | Session
+
 __all__ = ["MAX_WAITING", "EngineHost", "HostStatus", "Notice"]
 
 MAX_WAITING = 8
-POLL_S = 0.2
-"""How long a waiting visitor blocks a worker thread at a time; also how late a Stop can be noticed while waiting."""
 
 NUM_MEASURED = 8
 """Turns whose median the time to wait is told from."""
@@ -39,14 +40,6 @@ _PLACES = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "ei
 
 Load = Callable[..., "LoadedPair"]
 Phase = Literal["empty", "loading", "ready", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What goes on while a visitor waits. fraction: 0 to 1 where it is known."""
-
-    text: str
-    fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +61,7 @@ class EngineHost:
         problem: why a pair does not fit, given (pair, dtype, bytes that would be freed first); None if it does.
         fetch: brings a pair's weights onto the disk before its visitor joins the line. A host with a `load` of its own
             fetches nothing unless told to.
+        servers: serving engines elsewhere, which a visitor may choose like a pair.
     """
 
     def __init__(
@@ -79,12 +73,14 @@ class EngineHost:
         default_pair: str | None = None,
         default_dtype: str = "auto",
         fetch: Fetch | None = None,
+        servers: Sequence[AttachedServer] = (),
     ) -> None:
         self.pairs = load_catalog() if pairs is None else dict(pairs)
         self.default_pair = default_pair or (default_pair_name() if pairs is None else next(iter(self.pairs)))
         self.default_dtype = default_dtype
+        self.servers = {server.name: server for server in servers}
         self.engine: SpeculativeGenerator | None = None
-        self.status = HostStatus("empty", "No model loaded")
+        self.status = self._idle_status()
         self._load_pair = load or _load
         self._problem = problem or _memory_problem
         self._downloads = Downloads(fetch or (fetch_missing if load is None else _fetch_nothing), POLL_S)
@@ -94,6 +90,11 @@ class EngineHost:
         self._lock = threading.Lock()
         self._line: deque[object] = deque()
         self._line_lock = threading.Lock()
+
+    @property
+    def first_choice(self) -> str:
+        """What the page begins with: the first server, else the default pair."""
+        return next(iter(self.servers), self.default_pair)
 
     @property
     def is_busy(self) -> bool:
@@ -123,6 +124,18 @@ class EngineHost:
 
     def turn(
         self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Notice | Engine]:
+        """`turn_here`, or a turn at a server, which has a line of its own: it needs nothing of this machine.
+
+        pair: name of a pair or of a server.
+        """
+        if pair in self.servers:
+            yield from self.servers[pair].turn(stopped)
+        else:
+            yield from self.turn_here(pair, dtype, stopped)
+
+    def turn_here(
+        self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[Notice | SpeculativeGenerator]:
         """Notices while the visitor waits, then the engine, once. The engine is theirs until this iterator is closed.
 
@@ -130,8 +143,11 @@ class EngineHost:
 
         Raises:
             BusyError: the line is full.
+            ConfigError: a server was chosen.
             ModelLoadError: the wanted pair cannot be fetched or loaded; the one before stays.
         """
+        if pair in self.servers:
+            raise ConfigError("This measures a model that runs here, not a server. Choose a model pair on the left.")
         if not self.serves(pair, dtype) and not self._is_on_its_way(pair):
             for text, fraction in self._downloads.follow(self._fitting(pair, dtype), stopped):
                 yield Notice(text, fraction)
@@ -173,7 +189,14 @@ class EngineHost:
         """Release the models."""
         with self._lock:
             self._release()
-            self.status = HostStatus("empty", "No model loaded")
+            self.status = self._idle_status()
+
+    def _idle_status(self) -> HostStatus:
+        """Of a host without a model: it may have servers."""
+        if not self.servers:
+            return HostStatus("empty", "No model loaded")
+        names = " and ".join(self.servers) if len(self.servers) < 3 else f"{len(self.servers)} servers"
+        return HostStatus("ready", f"Attached to {names}")
 
     # --- the line ----------------------------------------------------------------------------------------------------
 

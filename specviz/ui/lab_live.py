@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specviz.errors import BusyError
 from specviz.lab.experiment import Ask, Measure, Report, conduct
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
@@ -20,8 +21,12 @@ def measure_live(
 
     Closing this at any yield gives the engine back. `visit.ask_to_stop` ends the experiment, what is there stays.
     """
-    stop = visit.begin()
-    turn = host.turn(settings.pair, settings.dtype, stop.is_set)
+    try:
+        stop = visit.begin()
+    except BusyError as error:
+        yield Report(sentence_for(error), 0.0)
+        return
+    turn = host.turn_here(settings.pair, settings.dtype, stop.is_set)
     try:
         for item in turn:
             if not isinstance(item, Notice):

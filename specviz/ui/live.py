@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specviz.baseline import explain_difference
 from specviz.drafters.base import Need
@@ -15,6 +15,8 @@ from specviz.drafters.registry import get_method
 from specviz.errors import BusyError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
+from specviz.remote.request import METHOD
+from specviz.ui.attached import Session
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
@@ -24,11 +26,15 @@ from specviz.words import finish_sentence
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
+    from specviz.ui.host import Engine
 
 __all__ = ["WHOLE", "can_measure_later", "measure_plain", "new_encoder", "run_live", "wait_for_engine"]
 
 WHOLE = ("eos", "stop", "length", "context")
 """Endings after which plain decoding is measured without being asked again."""
+
+_Engine = TypeVar("_Engine", "SpeculativeGenerator", "SpeculativeGenerator | Session")
+_NOT_BEGUN = "Stopped before the run began. What was there stays."
 
 
 def new_encoder() -> DeltaEncoder:
@@ -42,6 +48,8 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
     A failure becomes the last delta. Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the run
     after the step it is in and keeps what is there.
     """
+    if settings.pair in host.servers:  # a server cannot be asked to decode plainly
+        settings = replace(settings, measure_plain=False)
     try:
         stop = visit.begin()
     except BusyError as error:
@@ -51,17 +59,20 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
     try:
         engine = yield from wait_for_engine(turn, encoder.status)
         if engine is None:
-            yield encoder.status("Stopped before the run began. What was there stays.")
+            yield encoder.status(_NOT_BEGUN)
             return
         yield encoder.status(_getting_ready(settings, engine))
         run = LastRun(settings, encoder, [])
         encoder.plain_follows = settings.measure_plain
         events = engine.stream(settings.prompt, settings.config)
         yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
+        if not run.events:  # a server was waited for in vain
+            yield encoder.status(_NOT_BEGUN)
+            return
         visit.last = run
         finished = encoder.finished
         if settings.measure_plain and _can_measure(run) and finished is not None:
-            if finished.reason in WHOLE:
+            if finished.reason in WHOLE and not isinstance(engine, Session):
                 yield from _plain(engine, run, stop.is_set)
             else:
                 yield encoder.without_plain(finish_sentence(finished))
@@ -87,7 +98,7 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
     turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
     try:
         engine = yield from wait_for_engine(turn, run.encoder.status)
-        if engine is not None:
+        if engine is not None and not isinstance(engine, Session):
             yield from _plain(engine, run, stop.is_set)
     except Exception as error:
         yield run.encoder.error(sentence_for(error))
@@ -103,12 +114,13 @@ def can_measure_later(run: LastRun | None) -> bool:
 
 def _can_measure(run: LastRun) -> bool:
     finished = run.encoder.finished
-    return run.settings.config.method != "plain" and finished is not None and finished.num_tokens > 0
+    is_here = run.encoder.started is not None and run.encoder.started.method not in ("plain", METHOD)
+    return is_here and finished is not None and finished.num_tokens > 0
 
 
 def wait_for_engine(
-    turn: Iterator[Notice | SpeculativeGenerator], status: Callable[[str, float | None], str]
-) -> Generator[str, None, SpeculativeGenerator | None]:
+    turn: Iterator[Notice | _Engine], status: Callable[[str, float | None], str]
+) -> Generator[str, None, _Engine | None]:
     """Notices as deltas that `status` makes; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):
@@ -118,7 +130,9 @@ def wait_for_engine(
     return None
 
 
-def _getting_ready(settings: WatchSettings, engine: SpeculativeGenerator) -> str:
+def _getting_ready(settings: WatchSettings, engine: Engine) -> str:
+    if isinstance(engine, Session):
+        return f"Waiting for the first token of {engine.name}"
     needs_model = Need.SAME_TOKENIZER in get_method(settings.config.method).needs
     if needs_model and engine.loaded.draft is None:
         return "Loading the draft model"

@@ -21,6 +21,7 @@ from specviz.ui.lab import Lab
 from specviz.ui.lab_charts import LAB_CSS
 from specviz.ui.race import Race
 from specviz.ui.recorded import Recording, opening_run
+from specviz.ui.serving import Serving
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.tour import connect_tour
 from specviz.ui.view import VIEW_CSS
@@ -49,6 +50,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
     use_private_folder()
     watch = Watch(host, recording or opening_run())
     lab = Lab(watch)
+    serving = Serving(list(host.servers.values()))
     with gr.Blocks(title="specviz", fill_width=True, delete_cache=(CACHE_S, CACHE_S), analytics_enabled=False) as demo:
         with gr.Sidebar(label="Settings", width=320):
             watch.sidebar()
@@ -67,12 +69,15 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
                 pass
             with _tab("tour", "Tour") as tour_tab:
                 pass
+            with _tab("serving", "Serving") as serving_tab:
+                serving.main()
         watch.toolbar()
         watch.main()
         watch.connect(demo, header)
         lab.connect(demo, lab_tab, header)
         race.connect(demo, race_tab, watch.view, header)
         connect_tour(tour_tab, watch.view)
+        serving.connect(serving_tab)
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)

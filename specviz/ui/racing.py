@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from specviz.baseline import explain_difference
 from specviz.config import RunConfig
-from specviz.errors import ConfigError
+from specviz.errors import BusyError, ConfigError
 from specviz.events import Event, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
 from specviz.ui.host import EngineHost
@@ -133,8 +133,12 @@ def run_race(host: EngineHost, visit: Visit, settings: RaceSettings, encoder: Ra
     A method that fails has its sentence in its lane, and the others go on; without plain decoding there is no race.
     Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the race after the step it is in.
     """
-    stop = visit.begin()
-    turn = host.turn(settings.plain.pair, settings.plain.dtype, stop.is_set)
+    try:
+        stop = visit.begin()
+    except BusyError as error:
+        yield encoder.problem(sentence_for(error))
+        return
+    turn = host.turn_here(settings.plain.pair, settings.plain.dtype, stop.is_set)
     try:
         engine = yield from wait_for_engine(turn, encoder.status)
         if engine is None:

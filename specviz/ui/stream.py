@@ -179,14 +179,14 @@ def cut_short(events: Iterable[Event], message: str = "") -> RunFinished:
     counters, text, token_ids = Counters(), "", []
     for event in events:
         counters.update(event)
-        if isinstance(event, StepDone):
+        if isinstance(event, StepDone | PrefillDone):
             text += "".join(visible_part(token) for token in event.emitted)
             token_ids += [token.token_id for token in event.emitted]
     return RunFinished(
         "cancelled",
         text,
         tuple(token_ids),
-        counters.num_tokens,
+        len(token_ids),
         counters.num_steps,
         counters.prefill_s,
         counters.first_token_s,

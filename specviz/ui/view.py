@@ -16,7 +16,7 @@ import gradio as gr
 
 from specviz.drafters.registry import METHODS
 
-__all__ = ["PANELS", "VIEW_CSS", "make_view"]
+__all__ = ["PANELS", "VIEW_CSS", "make_view", "read_asset"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = (
@@ -30,13 +30,14 @@ PANELS = ("watch", "inspect", "race", "methods", "tour")
 """Parts of the view, one seen at a time; each has files of markup, script and, but for the first, style."""
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """The text of a file in `assets/`."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def _panel(name: str) -> str:
     hidden = "" if name == "watch" else " hidden"
-    return f'<div class="panel" data-panel="{name}"{hidden}>\n{_read(f"view/{name}.html")}</div>'
+    return f'<div class="panel" data-panel="{name}"{hidden}>\n{read_asset(f"view/{name}.html")}</div>'
 
 
 def _ways() -> str:
@@ -47,17 +48,17 @@ def _ways() -> str:
     )
 
 
-VIEW_CSS = _read("tokens.css")
+VIEW_CSS = read_asset("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
 _TEMPLATE = "<style>{rules}</style>\n{markup}".format(
-    rules=_read("tokens.css") + _read("view.css") + "".join(_read(f"view/{name}.css") for name in PANELS[1:]),
-    markup=_read("view/view.html")
+    rules="".join(map(read_asset, ("tokens.css", "view.css", *(f"view/{name}.css" for name in PANELS[1:])))),
+    markup=read_asset("view/view.html")
     .replace("<!-- panels -->", "\n".join(map(_panel, PANELS)))
     .replace("<!-- ways -->", _ways()),
 )
-_SCRIPT = "\n".join(_read(f"view/{name}.js") for name in _SCRIPTS)
+_SCRIPT = "\n".join(read_asset(f"view/{name}.js") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:

@@ -21,6 +21,7 @@ from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_l
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording
+from specviz.ui.server_choice import SERVER_INFO, connect_server_choice
 from specviz.ui.settings import (
     DEFAULTS,
     DTYPES,
@@ -101,8 +102,9 @@ class Watch:
             show_label=False, container=False, elem_classes="presets", elem_id="presets",
         )  # fmt: skip
         f["pair"] = gr.Dropdown(
-            self._pair_choices(), value=host.default_pair, label="Model pair", info=_pair_info(pair), elem_id="pair",
-            filterable=False,
+            self._pair_choices(), value=host.first_choice, filterable=False, elem_id="pair",
+            label="Model pair or server" if host.servers else "Model pair",
+            info=SERVER_INFO if host.servers else _pair_info(pair),
         )  # fmt: skip
         if self._refused:
             with gr.Accordion("Pairs that do not fit here", open=False, elem_classes="quiet"):
@@ -223,11 +225,12 @@ class Watch:
         further = [self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL)]
         shaped = [*shaping[:2], self.own, self.own_more, *further]
         gr.on([field.change for field in shaping], self._shape, shaping, shaped, trigger_mode="always_last", **quick)
-        defaults = DEFAULTS | {"pair": self.host.default_pair, "dtype": self.host.default_dtype}
+        defaults = DEFAULTS | {"pair": self.host.first_choice, "dtype": self.host.default_dtype}
         self.share.connect(
             demo, view=self.view, outputs=outputs, show=self._recorded, fields=self.fields, defaults=defaults
         )
         self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
+        connect_server_choice(self.host, demo, self.fields, (self.own, self.own_more))
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
@@ -364,12 +367,12 @@ class Watch:
     # --- choices -----------------------------------------------------------------------------------------------------
 
     def offered(self) -> list[str]:
-        """Names of the pairs that can be chosen, the default first."""
+        """Names of the servers and pairs that can be chosen, the first choice first."""
         names = [name for name in self.host.pairs if name not in self._refused and name != self.host.default_pair]
-        return [self.host.default_pair, *names]
+        return [*self.host.servers, self.host.default_pair, *names]
 
     def _pair_choices(self) -> list[tuple[str, str]]:
-        return [(self.host.pairs[name].title, name) for name in self.offered()]
+        return [((self.host.servers.get(name) or self.host.pairs[name]).title, name) for name in self.offered()]
 
 
 def _slider(label: str, low: float, high: float, name: str, step: float, *, visible: bool = True) -> gr.Slider:
