@@ -144,9 +144,11 @@ class Counters:
         drafts, drafted, rejections = counts.num_drafts, counts.num_drafted, counts.num_rejections
         refused = counts.num_drafted - counts.num_accepted
         if self.is_bound:  # a step has one draft at most, and that has a token for each place at most
-            drafts = min(drafts, self.num_steps)
+            has_merged = self.target_work > self.num_steps  # then only a step's one token bounds their number
+            drafts = min(drafts, self.num_tokens if has_merged else self.num_steps)
             drafted = min(drafted, drafts * (len(counts.accepted_at) or drafted))
-            rejections = drafts if rejections is None else min(rejections, drafts)
+            most = min(drafts, drafted - self.num_accepted)
+            rejections = most if rejections is None else min(rejections, most)
             refused = drafted - self.num_accepted + rejections
         else:
             self.num_accepted = min(self.num_accepted, counts.num_accepted)  # less where messages carried several steps

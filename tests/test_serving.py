@@ -169,7 +169,7 @@ def test_an_attached_run_on_the_page(site: Any, replay: ReplayServer) -> None:
         legend = page.inner_text("#view .legend").split()
         assert legend[legend.index("corrected") + 1] == "–"
         assert legend[legend.index("target") + 1] == "9"
-        page.click("#view .strip .st:nth-of-type(3)")
+        page.locator("#view .strip .st").nth(1).click()
         assert "before temperature" in page.inner_text("#view .card")
         assert "drafted: not told" in page.inner_text("#view .card")
         assert violations(page) == []
