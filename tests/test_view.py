@@ -51,7 +51,7 @@ def greedy() -> list[Event]:
     return stream(started("draft-model", settings=GREEDY), [one])
 
 
-def long_run(name: str = "long") -> list[Event]:
+def long_run(name: str = "long", verify_s: float = 0.009) -> list[Event]:
     """600 tokens in 200 steps, every second one ended by a refusal."""
     steps = []
     for i in range(1, NUM_LONG + 1):
@@ -62,7 +62,7 @@ def long_run(name: str = "long") -> list[Event]:
             drafts += [drafted(4, " no", 1, "rejected"), drafted(5, " never", 2, "discarded")]
             last = emitted(3, f" own{i}", "corrected")
         out = [emitted(1, words[0], "accepted"), emitted(2, words[1], "accepted"), last]
-        steps.append(step(i, drafts, out, 6 + 3 * i, draft_s=0.005, verify_s=0.009))
+        steps.append(step(i, drafts, out, 6 + 3 * i, draft_s=0.005, verify_s=verify_s))
     return stream(started("draft-model", run_id=name), steps)
 
 
@@ -119,7 +119,7 @@ SCENARIOS: dict[str, Callable[[], Iterator[str]]] = {
     "faster": lambda: judged("faster", 5.0),
     "slower": lambda: judged("slower", 0.05),
     "failing": failing,
-    "recorded": lambda: iter([recorded_delta(long_run("recorded"), Baseline(600, 9.0), "recorded")]),
+    "recorded": lambda: iter([recorded_delta(long_run("recorded", verify_s=0.1), Baseline(600, 90.0), "recorded")]),
 }
 
 

@@ -8,6 +8,7 @@ const CONTEXT_CHARS = 70;
 let lensEntry = null;        // the entry that is drawn
 let lensRows = [];           // the rows of its table: { place, drafted or token, button, node }
 let chosenRow = 0;          // the row whose odds are shown
+let lensWidth = 0;       // of the pictures; asking the page at every step would lay it out at every step
 let wantedToken = null;  // the token the visitor came for
 
 /** Comes with the visitor from the strip or the card: the token to look at first. */
@@ -29,7 +30,7 @@ function enterInspect(slot) {
   const hadFocus = mapBox === document.activeElement;
   slot.append(mapBox);
   if (hadFocus) mapBox.focus();
-  lensEntry = null;
+  lensWidth = lens.clientWidth;
   if (replay.number !== null && !replay.playing && selected && selected !== replay.number) return seekReplay(selected);
   const at = replay.number ?? selected;
   if (at !== selected || !at) select(at || worthALook(), { byVisitor: false });
@@ -90,9 +91,17 @@ function speakStep() {
   if (document.activeElement !== mapBox) speak(lens.querySelector('.lead').textContent, true);
 }
 
+/** Pictures follow the width of their box; what was chosen stays chosen. */
+function measureLens() {
+  const width = lens.clientWidth;
+  if (!width || width === lensWidth) return;
+  lensWidth = width;
+  if (lensEntry) drawStep(lensEntry, chosenRow);
+}
+
 // -- one step --
 
-function drawStep(entry) {
+function drawStep(entry, row) {
   lensEntry = entry;
   lens.classList.toggle('empty', !entry);
   if (!entry) return;
@@ -106,7 +115,7 @@ function drawStep(entry) {
   $('.tokens tbody', lens).replaceChildren(...lensRows.map(tableRow));
   const at = lensRows.findIndex(({ drafted, token }) => wantedToken && [drafted, token].some((one) => one && [wantedToken.drafted, wantedToken.token].includes(one)));
   wantedToken = null;
-  chooseRow(at >= 0 ? at : firstRow(step));
+  chooseRow(row ?? (at >= 0 ? at : firstRow(step)));
   drawFigures(entry);
 }
 
@@ -224,7 +233,7 @@ function drawOddsOf(row) {
   if (drafted && drafted.fate !== 'discarded' && !has) words.push(prose(withoutDetail()));
   $('.say', box).replaceChildren(...words);
   $('.keyline', box).replaceChildren(...(has ? oddsKey(drafted) : []));
-  $('figure', box).replaceChildren(...(has && lens.clientWidth ? [drawOdds(lens.clientWidth, drafted, own, isLast)] : []));
+  $('figure', box).replaceChildren(...(has && lensWidth ? [drawOdds(lensWidth, drafted, own, isLast)] : []));
   $('.cap', box).textContent = has ? restWords(drafted, own, isLast) : '';
 }
 
@@ -240,7 +249,7 @@ const withoutDetail = () => (run.mode === 'recorded'
 
 function drawFigures(entry) {
   const { step } = entry;
-  const width = lens.clientWidth;
+  const width = lensWidth;
   if (!width) return;
   const cost = $('.cost', lens);
   $('figure', cost).replaceChildren(drawCost(Math.min(width, width > 760 ? width - 304 : width), step, run.plain));
@@ -259,14 +268,6 @@ function lastTokensBefore({ number }) {
   for (let i = number - 2; i >= 0 && tokens.length <= NUM_OLD; i--) tokens.unshift(...run.entries[i].step.emitted);
   const prompt = run.start.prompt_texts.slice(-NUM_OLD - 1).map((text) => ({ text }));
   return [...prompt, ...tokens].slice(-NUM_OLD - 1);
-}
-
-let lensWidth = 0;
-
-/** Pictures have the width of their box. */
-function measureLens() {
-  if (lens.clientWidth !== lensWidth) lensEntry = null;
-  lensWidth = lens.clientWidth;
 }
 
 // -- keys --
