@@ -142,21 +142,25 @@ _EXACTNESS_WORDS = "<h2 class='part'>Exactness</h2><p class='lead'>Is the text r
 
 _SAID = "<p class='headline'></p><p class='rest'></p><p class='where'></p>"
 _SAID_JS = """
+const section = element.closest('.experiment');
+let said = {};
+const label = () => {
+  const title = section.querySelector('h2:not(.part)')?.textContent;
+  for (const picture of section.querySelectorAll('.picture')) {
+    picture.setAttribute('role', 'img');
+    picture.setAttribute('aria-label', `${title}. ${said.headline ?? ''}`);
+  }
+};
 const show = () => {
-  let said;
   try { said = JSON.parse(props.value) ?? {}; } catch { said = {}; }
   for (const name of ['headline', 'rest', 'where']) {
     const line = element.querySelector(`.${name}`);
     line.textContent = said[name] ?? '';
     line.hidden = !said[name];
   }
-  const section = element.closest('.experiment');
-  const title = section?.querySelector('h2:not(.part)')?.textContent;
-  for (const picture of section?.querySelectorAll('.picture') ?? []) {
-    picture.setAttribute('role', 'img');
-    picture.setAttribute('aria-label', `${title}. ${said.headline ?? ''}`);
-  }
+  label();
 };
+new MutationObserver(label).observe(section, { childList: true, subtree: true }); // figures come later than words
 watch('value', show);
 show();
 """
