@@ -61,7 +61,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ran.append(command)
         if command[1:3] == ["-m", "venv"]:
             target = Path(command[3]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-            target.parent.mkdir(parents=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
         return 0
 
@@ -186,3 +186,21 @@ def test_a_folder_is_looked_at_before_it_is_loaded(tmp_path: Path):
     model: Any = make_model()
     model.save_pretrained(tmp_path)
     assert with_sizes(pair).target.num_params == sum(param.numel() for param in model.parameters())
+
+
+def test_a_run_on_folders_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from tiny_models import make_model, make_tokenizer
+
+    from specviz.cli import main
+
+    for name, layers in (("big", 3), ("small", 1)):
+        make_model(layers=layers).save_pretrained(tmp_path / name)
+        make_tokenizer().save_pretrained(tmp_path / name)
+    words = ["--target", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--draft-quant", "int8"]
+    words += ["--method", "draft-model", "--max-new-tokens", "4", "--trace", str(tmp_path / "run.jsonl")]
+    assert main(["run", "hello", *words, "--json"]) == 0
+    assert '"num_tokens": 4' in capsys.readouterr().out
+    started = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()[1]
+    assert "--target big --draft small" in started and str(tmp_path) not in started
+    assert main(["run", "hello", "--draft", "small"]) == 2
+    assert "Name the target too" in capsys.readouterr().err
