@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from specviz.config import RunConfig, SamplingParams
 from specviz.errors import TraceError
 from specviz.events import (
     SCHEMA_VERSION,
@@ -46,6 +47,13 @@ MAX_UPLOAD_BYTES = 16_000_000
 MAX_LINE = 1_000_000
 MAX_LINES = 20_000
 """Of a run and the plain run beside it: more than twice the longest answer."""
+
+NUMERIC_SETTINGS = {
+    field.name
+    for field in (*fields(SamplingParams), *fields(RunConfig))
+    if field.type in ("int", "float", "int | None")
+}
+"""Of a run's settings, which are free-form otherwise: those that are compared and written out as numbers."""
 
 MAX_DRAFTED = 4096
 """Tokens that a step may say were drafted without listing them; counters keep a place for each."""
@@ -218,6 +226,7 @@ def _check_order(before: list[Event], event: Event) -> None:
     last = before[-1] if before else None
     if isinstance(event, RunStarted):
         fits = last is None
+        _check_settings(event.settings)
     elif isinstance(event, PrefillDone):
         fits = isinstance(last, RunStarted)
     elif isinstance(event, StepDone):
@@ -229,6 +238,13 @@ def _check_order(before: list[Event], event: Event) -> None:
         raise TraceError("the events are out of order.")
     if isinstance(event, StepDone) and event.index != (last.index + 1 if isinstance(last, StepDone) else 1):
         raise TraceError("a step is missing.")
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    for name in NUMERIC_SETTINGS & settings.keys():
+        value = settings[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TraceError(f"the setting {name} is no number.")
 
 
 def _check_step(step: StepDone) -> None:

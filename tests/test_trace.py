@@ -132,6 +132,14 @@ def test_the_caches_are_filled_once_and_before_the_first_step() -> None:
         assert "out of order" in parse_trace("\n".join(broken).encode()).damage
 
 
+@pytest.mark.parametrize("value", ["0", [], {}, True])
+def test_settings_that_are_numbers_are_read_as_numbers_only(value: object) -> None:
+    """Found by the fuzz test: a temperature of "0" broke the verdict."""
+    with pytest.raises(TraceError, match="the setting temperature is no number"):
+        parse_trace(changed(0, settings={"temperature": value}))
+    assert parse_trace(changed(0, settings={"temperature": None, "tree": "chain"})).damage == ""
+
+
 def test_the_largest_seed_is_read_back() -> None:
     trace = parse_trace(changed(0, settings={"seed": MAX_SEED}))
     assert trace.started.settings == {"seed": MAX_SEED}
