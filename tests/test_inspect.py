@@ -65,7 +65,9 @@ def long_run(detail: bool = True) -> list[Event]:
     steps = []
     for i in range(1, LONG_STEPS + 1):
         tokens = [drafted(1, f" w{i}", -1, "accepted", **tops), drafted(2, f" x{i}", 0, "accepted", **tops)]
-        tokens.append(drafted(4, " no", 1, "rejected", **tops, **({"residual_top": tops["draft_top"]} if detail else {})))
+        tokens.append(
+            drafted(4, " no", 1, "rejected", **tops, **({"residual_top": tops["draft_top"]} if detail else {}))
+        )
         tokens.append(drafted(5, " never", 2, "discarded"))
         out = [emitted(1, f" w{i}", "accepted"), emitted(2, f" x{i}", "accepted"), emitted(3, f" own{i}", "corrected")]
         steps.append(step(i, tokens, out, 5 + 3 * i))
@@ -205,7 +207,9 @@ def test_every_kind_of_step_reads_as_a_sentence(chromium: ChromiumPage, name: st
     words = text(page, ".ctx")
     assert [token.text.strip() for token in one.emitted if (token.label or token.text).strip() not in words] == []
     rows = page.locator("#view .tokens tbody tr")
-    assert rows.count() == len(one.drafted) + (not one.drafted or one.emitted[-1].origin != "accepted") + (name == "attached")
+    assert rows.count() == len(one.drafted) + (not one.drafted or one.emitted[-1].origin != "accepted") + (
+        name == "attached"
+    )
 
 
 @browser
@@ -284,9 +288,10 @@ def test_keys_walk_steps_and_phases_and_name_both_clocks(chromium: ChromiumPage)
     page.keyboard.press("Shift+ArrowRight")
     assert text(page, ".lead") == "The draft offers “blue” and “because”."
     assert clocks(page) == "run clock 0.09 s of 0.26 s"
-    assert page.locator("#view .gist").is_hidden() or page.evaluate(
-        "getComputedStyle(document.querySelector('#view .gist')).visibility"
-    ) == "hidden"  # what became of it is not told yet
+    assert (
+        page.locator("#view .gist").is_hidden()
+        or page.evaluate("getComputedStyle(document.querySelector('#view .gist')).visibility") == "hidden"
+    )  # what became of it is not told yet
     page.keyboard.press("Shift+ArrowRight")
     assert text(page, ".lead") == "The target checks both in one go."
     assert text(page, ".phases .here") == "verify"
@@ -318,7 +323,9 @@ def test_watch_shows_the_moment_of_the_replay(chromium: ChromiumPage) -> None:
     assert page.locator("#view .strip .st").count() == 4
     assert page.inner_text("#view .headline") == f"{moment.num_tokens} tokens in 4 steps"
     assert page.locator("#view .kpis dd").first.inner_text().startswith(f"{moment.alpha:.3f}")
-    assert re.fullmatch(r"run clock \d\.\d\d\ss of \d\.\d\d\ss, shown at its real speed", page.inner_text("#view .clock"))
+    assert re.fullmatch(
+        r"run clock \d\.\d\d\ss of \d\.\d\d\ss, shown at its real speed", page.inner_text("#view .clock")
+    )
     assert page.inner_text("#view .replay") == "Play on"
     assert page.locator("#view .mapbox .veil").is_visible()
     page.get_by_role("button", name="Show all").click()
@@ -399,7 +406,9 @@ def test_playing_moves_by_itself_and_stops_at_a_key(url: str) -> None:
         page.get_by_role("button", name="Play", exact=True).click()
         page.wait_for_function("/^Step [2-9] /.test(document.querySelector('#view .gist').textContent)")
         page.get_by_role("button", name="10×", exact=True).click()
-        page.wait_for_function("document.querySelector('#view .gist').textContent.startsWith('Step 17 ')", timeout=15000)
+        page.wait_for_function(
+            "document.querySelector('#view .gist').textContent.startsWith('Step 17 ')", timeout=15000
+        )
         assert page.get_by_role("button", name="Play", exact=True).is_visible()
         assert chromium.errors == chromium.outside == []
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from specviz.baseline import explain_difference
 from specviz.drafters.base import Need
@@ -33,7 +33,6 @@ __all__ = ["WHOLE", "can_measure_later", "measure_plain", "new_encoder", "run_li
 WHOLE = ("eos", "stop", "length", "context")
 """Endings after which plain decoding is measured without being asked again."""
 
-_Engine = TypeVar("_Engine", "SpeculativeGenerator", "SpeculativeGenerator | Session")
 _NOT_BEGUN = "Stopped before the run began. What was there stays."
 
 
@@ -119,8 +118,8 @@ def _can_measure(run: LastRun) -> bool:
 
 
 def wait_for_engine(
-    turn: Iterator[Notice | _Engine], status: Callable[[str, float | None], str]
-) -> Generator[str, None, _Engine | None]:
+    turn: Iterator[Notice | Engine], status: Callable[[str, float | None], str]
+) -> Generator[str, None, Engine | None]:
     """Notices as deltas that `status` makes; returns the engine, or None if the wait was given up."""
     for item in turn:
         if not isinstance(item, Notice):

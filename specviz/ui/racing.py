@@ -29,6 +29,7 @@ from specviz.config import RunConfig
 from specviz.errors import BusyError, ConfigError
 from specviz.events import Event, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
+from specviz.ui.attached import Session
 from specviz.ui.host import EngineHost
 from specviz.ui.lanes import Lane, lane_json, ranked, title_of
 from specviz.ui.live import wait_for_engine
@@ -144,6 +145,7 @@ def run_race(host: EngineHost, visit: Visit, settings: RaceSettings, encoder: Ra
         if engine is None:
             yield encoder.status("Stopped before the race began. What was there stays.")
             return
+        assert not isinstance(engine, Session), "a turn here gives a model"
         yield from _Race(engine, settings, encoder, stop.is_set).deltas()
     except Exception as error:
         yield encoder.problem(sentence_for(error))
