@@ -38,7 +38,7 @@ def missing_packages() -> list[str]:
     """Packages of requirements.txt that this Python does not have; those for some systems only are left out."""
     lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
     names = [re.split(r"[^\w-]", line)[0] for line in lines if line and not line.startswith("#") and ";" not in line]
-    return [name for name in names if importlib.util.find_spec(name) is None]
+    return [name for name in names if importlib.util.find_spec(name.replace("-", "_")) is None]
 
 
 def install(folder: Path = FOLDER) -> Path:
