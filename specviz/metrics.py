@@ -116,7 +116,8 @@ class Counters:
         if not step.drafted:  # told as a number only
             self.num_rejected += refused
             self.num_discarded += num_drafted - step.num_accepted - refused
-        if num_drafted:
+        is_merged = step.num_drafted is None and step.target_work > 1  # several steps at once: no place is known
+        if num_drafted and not is_merged:
             self.num_drafting_steps += 1
             self.drafting_verify_s += step.verify_s
             _grow(self.accepted_histogram, step.num_accepted)

@@ -307,6 +307,13 @@ def test_beside_other_requests_counts_are_bounds() -> None:
     assert c.num_discarded == 16
 
 
+def test_merged_steps_have_no_places() -> None:
+    c = attached([1, 7], counts(90, 360, 200, accepted_at=(90, 60, 30, 20), is_bound=True))
+    assert c.num_accepted == 1 + 6  # eight tokens are two steps at least
+    assert c.accepted_at == [1]
+    assert c.accepted_histogram == [0, 1]
+
+
 def test_merged_steps_show_where_the_server_counts_fewer_accepted() -> None:
     assert attached([1, 1], counts(1, 4, 1, accepted_at=(1, 0, 0, 0))).num_accepted == 1
 
