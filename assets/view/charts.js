@@ -1,7 +1,6 @@
 // ---- charts: run map and three lines over the steps, drawn at the measured width of their boxes ------------------
 
 const mapBox = $('.mapbox');
-const mapHome = mapBox.parentNode; // the inspector borrows the map while it is in view
 const chartsBox = $('.charts');
 const CELL = { full: 8, least: 2, gap: 1.5 };
 const MAP_PX = { top: 10, foot: 20, most: 140 };

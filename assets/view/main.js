@@ -258,6 +258,8 @@ function render() {
   if (run.start) drawPanel();
 }
 
+const mapHome = mapBox.parentNode; // the inspector borrows the map while it is in view
+
 function renderWatch() {
   if (!run.start) return;
   renderVerdict();

@@ -176,7 +176,7 @@ class Watch:
 
     def toolbar(self) -> None:
         """The row of actions."""
-        with gr.Row(elem_classes="toolbar"):
+        with gr.Row(elem_classes="toolbar", elem_id="runbar"):
             with gr.Row(elem_classes="actions"):
                 narrow: dict[str, Any] = {"scale": 0, "min_width": 94}
                 self.settings = gr.Button("Settings", elem_classes="open-settings", elem_id="settings", **narrow)
