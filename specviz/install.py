@@ -27,7 +27,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """torch without CUDA, for Linux. Everywhere else PyPI's own build is that already."""
 
 DISK_GB = {"cpu": 2.5, "cuda": 9.0}
-"""What the packages take, downloads included while they are unpacked: measured, and rounded up."""
+"""What the packages take while they are unpacked: 1.6 GB and 0.4 GB of downloads measured; with CUDA estimated."""
 
 
 class InstallError(SpecvizError):
@@ -73,9 +73,16 @@ def install(folder: Path = FOLDER) -> Path:
 
 
 def run_inside(python: Path, arguments: Sequence[str]) -> int:
-    """app.py by the environment's Python; returns its exit status. A child, as Windows cannot replace a process."""
+    """app.py by the environment's Python, in place of this process; on Windows, which cannot do that, as its child.
+
+    Returns the child's exit status.
+    """
+    command = [str(python), str(ROOT / "app.py"), *arguments]
+    if os.name != "nt":
+        sys.stdout.flush()
+        os.execv(python, command)
     try:
-        return subprocess.call([str(python), str(ROOT / "app.py"), *arguments])
+        return subprocess.call(command)
     except KeyboardInterrupt:  # the child got it too
         return 0
 

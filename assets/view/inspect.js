@@ -189,12 +189,12 @@ function tableRow(row) {
     name.append(row.button);
   }
   const p = drafted ? drafted.target_prob : token && isDrawnFromRest(token) ? null : token?.target_prob;
-  const q = drafted && isChosen(drafted) ? 'chosen' : fixed(drafted?.draft_prob, 2);
+  const q = drafted && step.drafted.some(isChosen) ? 'chosen' : fixed(drafted?.draft_prob, 2);
   const coinCell = cell('coins');
   if (drafted && hasCoin(drafted)) coinCell.append(el('span', 'from-verify', coin(drafted, 160)));
   else if (drafted && drafted.fate !== 'discarded') coinCell.append(el('small', 'from-commit', outcome(drafted)));
   const words = many ? `Never tested: ${many.slice(0, 8).map(spoken).join(', ')}${many.length > 8 ? ' …' : ''}` : drafted ? verdictWords(drafted, step) : originWords(token, step);
-  row.node = el('tr', `${key}${drafted || many ? '' : ' from-commit'}`,
+  row.node = el('tr', `${many ? '' : 'one'}${token ? ' from-commit' : ''}`,
     cell('n roomy', String(place + 1)), name, cell('n', q), cell('n', el('span', 'from-verify', fixed(p, 2))),
     cell('n roomy chance', el('span', 'from-verify', drafted && hasCoin(drafted) ? fixed(drafted.accept_prob, 2) : NO_VALUE)), coinCell, cell('say roomy', el('span', 'from-commit', words)));
   if (!many) row.node.addEventListener('click', () => { chooseRow(lensRows.indexOf(row)); row.button.focus({ preventScroll: true }); });

@@ -48,9 +48,8 @@ function take(delta) {
   showProblem(delta);
   if (delta.run !== run.id) return; // queued, loading: the last run stays
   appendOpening(delta.prefill?.emitted ?? []);
-  for (const step of delta.steps ?? []) addStep(step, delta.counters);
+  for (const step of delta.steps ?? []) addStep(step);
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
-  if (delta.steps && !run.entries.at(-1).counters) run.entries.at(-1).counters = delta.counters;
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
   if (delta.mode === 'recorded' && delta.steps) playRecording();
 }
@@ -59,7 +58,8 @@ function beginRun(delta) {
   resetReplay();
   Object.assign(run, {
     id: delta.run, mode: delta.mode, start: delta.start, phase: 'running', entries: [], progress: 'Reading the prompt',
-    counters: null, verdict: null, positions: null, finish: null, plain: feed.plain, source: delta.source,
+    counterNames: delta.counter_names, counters: null, verdict: null, positions: null, finish: null, plain: feed.plain,
+    source: delta.source,
   });
   rememberSource(delta);
   following = true;
@@ -78,12 +78,11 @@ function beginRun(delta) {
 
 const looksLikeCode = (text) => /```|^\s*(def |class |import |#include|function )/m.test(text ?? '');
 
-/** `totals` names the counts that a recorded step carries as bare values. */
-function addStep(step, totals) {
+function addStep(step) {
   if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
   for (const token of step.drafted) nameTops(token);
-  const counters = step.counters && Object.fromEntries(Object.keys(totals).map((name, i) => [name, step.counters[i]]));
-  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {}, counters });
+  run.counters = Object.fromEntries(run.counterNames.map((name, i) => [name, step.counters[i]]));
+  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {}, counters: run.counters });
   run.entries.push(entry);
   if (!reducedMotion()) entry.span.classList.add('new');
   if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');

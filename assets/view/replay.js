@@ -16,12 +16,8 @@ const shownEntries = () => (replay.number === null ? run.entries ?? [] : run.ent
 /** Where the replay stands. The inspector looks at one step of a whole run as if the replay stood there. */
 const replayPosition = () => replay.number ?? (panelInView === 'inspect' ? selected : run.entries?.length ?? 0);
 
-/** Counts of the moment: of the step itself, or of the last step before it that came with counts. */
-function countersShown() {
-  if (replay.number === null) return run.counters;
-  for (let i = stepsShown() - 1; i >= 0; i--) if (run.entries[i].counters) return run.entries[i].counters;
-  return null;
-}
+/** Counts of the moment. */
+const countersShown = () => (replay.number === null ? run.counters : run.entries[stepsShown() - 1]?.counters ?? null);
 
 function runClockAt(number, phase) {
   if (number < 1) return 0;

@@ -19,8 +19,8 @@ def step_json(step: StepDone, began_s: float, cache_before: int) -> dict[str, An
 
     clock        seconds of all steps when it began, when the draft was there, when it was checked, when it was done
     s_per_token  seconds of this step for each token that it wrote
-    cache        target cache entries before the step, written by its pass (padding left out) and after it; `extra`
-                 rows that were padding or scored for the drafter's own use; None where the pass is not known (rows 0)
+    cache        entries of the target's cache: `before` the step, `checked` with what its pass wrote ahead, `after` it,
+                 and `extra` rows, padding or scored for the drafter's own use; None where the pass is not known
 
     Lists of likeliest tokens are triples [token_id, text, prob]: their names would be a third of a run's bytes.
     began_s: seconds of all steps before this one. cache_before: entries that counted before it.
