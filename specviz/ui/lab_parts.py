@@ -68,7 +68,7 @@ def make_section(experiment: Experiment) -> Section:
         facts = None
         if name == "gamma":
             fixed_words(_SURFACE_WORDS)
-            facts = gr.HTML(html_template="<dl class='facts'></dl>", js_on_load=_FACTS_JS, apply_default_css=False)
+            facts = gr.HTML(html_template="<div class='facts'></div>", js_on_load=_FACTS_JS, apply_default_css=False)
         with gr.Accordion("Table", open=name in _TABLE_IS_OPEN, elem_classes="quiet"):
             rows = gr.Dataframe(
                 headers=heads(name), interactive=False, buttons=[], label=experiment.title, show_label=False,
@@ -183,14 +183,15 @@ _FACTS_JS = """
 const show = () => {
   let groups;
   try { groups = JSON.parse(props.value) ?? []; } catch { groups = []; }
-  const list = element.querySelector('dl');
-  list.replaceChildren();
+  const box = element.querySelector('.facts');
+  box.replaceChildren();
   for (const [why, rows] of groups) {
     if (!rows.length) continue;
     const group = document.createElement('div');
     const head = document.createElement('p');
     head.textContent = why;
-    group.append(head);
+    const list = document.createElement('dl');
+    group.append(head, list);
     for (const [figure, words] of rows) {
       const row = document.createElement('div');
       const dt = document.createElement('dt');
@@ -198,9 +199,9 @@ const show = () => {
       dt.textContent = figure;
       dd.textContent = words;
       row.append(dt, dd);
-      group.append(row);
+      list.append(row);
     }
-    list.append(group);
+    box.append(group);
   }
 };
 watch('value', show);
