@@ -41,9 +41,11 @@ Named = dict[str, Tensor]
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The pair `tiny`, whose target is a folder with a configuration, and an empty cache folder."""
+    """The pair `tiny`, whose target is a folder with a configuration and two empty files, and an empty cache folder."""
     folder = tmp_path / "target"
     LlamaConfig(hidden_size=WIDTH, vocab_size=VOCAB, num_hidden_layers=1, num_attention_heads=2).save_pretrained(folder)
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
     source = WeightSource("their/base-model", folder=str(folder))
     monkeypatch.setattr("specviz.drafters.foreign.get_pair", lambda name: ModelPair(name, "Tiny", source))
     monkeypatch.setenv("SPECVIZ_CACHE", str(tmp_path / "cache"))
