@@ -49,7 +49,7 @@ from specviz.ui.zerogpu import (
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FILE = 9_000_000
 ZERO_GPU_TORCH = ("2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0")
-"""https://huggingface.co/docs/hub/spaces-zerogpu, as of September 2026."""
+"""https://huggingface.co/docs/hub/spaces-zerogpu, with huggingface/hub-docs#2763 of September 2026."""
 
 # --- the repository as it is pushed ----------------------------------------------------------------------------------
 
