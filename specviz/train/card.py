@@ -14,6 +14,9 @@ from specviz.models.machine import probe
 
 __all__ = ["write_card"]
 
+MOST_NAMED = 30
+"""Topics that the card for people names one by one."""
+
 
 def write_card(
     folder: Path,
@@ -63,7 +66,9 @@ def _lines(card: Mapping[str, Any], folder: Path) -> Iterator[str]:
     if not card["places"]:
         yield "The corpus has no topics to keep back, so there are no figures on text the draft has not seen."
         return
-    yield f"Kept back: topics {_plain(card['held_topics'])}, {card['num_held_answers']} answers of all temperatures."
+    topics = card["held_topics"]
+    named = f"topics {_plain(topics)}" if len(topics) <= MOST_NAMED else f"{len(topics)} topics, see card.json"
+    yield f"Kept back: {named}; {card['num_held_answers']} answers of all temperatures."
     yield "Against the target's own distributions behind the true text, without quantization:"
     yield ""
     yield "| place | tokens | greedy agreement | in the best 2 | in the best 5 | overlap, T = 1 |"
