@@ -394,9 +394,9 @@ def _text(value: str, where: str) -> str:
 
 def _check_range(name: str, value: Any, where: str) -> None:
     """Names say what a number is, see the head of this file. Probabilities may be off by rounding."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or name == "token_id":  # a drafter may say any id
         return
     is_share = name.endswith("prob") or name in ("coin", "overlap")
-    low, high = -1 if name in ("parent", "token_id") else 0, 1.001 if is_share else math.inf
+    low, high = -1 if name == "parent" else 0, 1.001 if is_share else math.inf
     if not low <= value <= high:
         raise TraceError(f"{where} is {value:.6g}; it cannot be {'below ' + str(low) if value < low else 'above 1'}.")

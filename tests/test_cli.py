@@ -28,6 +28,7 @@ FIELDS = {
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama()
     monkeypatch.setattr("specviz.models.loader.load_pair", lambda *args, **more: loaded_pair(model, model))
+    monkeypatch.setattr("specviz.models.choice.get_pair", lambda name: loaded_pair(model, model).pair)
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -140,7 +141,8 @@ def test_the_recorded_command_makes_the_same_run_again(capsys, tmp_path) -> None
     first = load_trace(trace)
     command = shlex.split(first.started.command)
     assert command[:4] == ["python", "-m", "specviz", "run"]
-    assert run(capsys, "--trace", str(again), *command[4:])[0] == 0
+    status, _, err = run(capsys, "--trace", str(again), *command[4:])
+    assert status == 0, err
     second = load_trace(again)
     assert second.started.settings == first.started.settings | {"exact": second.started.settings["exact"]}
     assert second.started.prompt_ids == first.started.prompt_ids

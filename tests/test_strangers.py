@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_in_words_and_leaves_no_half_file(monkeypatch: pytes
     list(run_live(one, visit, settings(), new_encoder()))
     assert visit.last is not None
 
-    def write(path: Path, text: str, encoding: str) -> None:
+    def write(path: Path, text: str, encoding: str, errors: str = "strict") -> None:
         path.write_bytes(text.encode()[:100])
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
