@@ -16,6 +16,7 @@ from specviz.ui.charts import CHART_CSS
 from specviz.ui.header import make_header
 from specviz.ui.host import EngineHost
 from specviz.ui.recorded import Recording, opening_run
+from specviz.ui.space import reach_loopback_directly
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.view import VIEW_CSS
 from specviz.ui.watch import Watch
@@ -83,5 +84,6 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "show_error": False,
         "quiet": True,
     }
+    reach_loopback_directly()
     app, local, shared = demo.launch(**(settings | options))
     return app, local, shared
