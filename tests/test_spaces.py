@@ -33,7 +33,7 @@ from specviz.ui.host import EngineHost
 from specviz.ui.live import new_encoder, run_live
 from specviz.ui.page import build_page, launch
 from specviz.ui.settings import WatchSettings
-from specviz.ui.space import settle_in
+from specviz.ui.space import reach_loopback_directly, settle_in
 from specviz.ui.visits import Visit
 from specviz.ui.zerogpu import (
     DEFAULT_PAIR,
@@ -287,6 +287,16 @@ def test_a_home_that_cannot_be_written_is_replaced_on_a_space_only(monkeypatch: 
     assert os.environ["SPECVIZ_CACHE"] == str(tmp_path / "specviz")
 
 
+def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "intranet.example, localhost")
+    reach_loopback_directly()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "intranet.example,localhost,127.0.0.1,::1"
+    monkeypatch.setenv("no_proxy", "*")
+    reach_loopback_directly()
+    assert os.environ["no_proxy"] == "*"
+
+
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[str]:
     """The address of app.py in a Space's environment: 2 cores, an empty cache, a read-only home, no network."""
@@ -324,8 +334,13 @@ def test_app_is_alive_as_a_space(started: str):
 
 
 @pytest.mark.browser
-def test_page_works_under_a_folder_of_a_larger_site():
-    """Behind a proxy that takes the folder off, as JupyterHub and company portals do."""
+def test_page_works_under_a_folder_of_a_larger_site(monkeypatch: pytest.MonkeyPatch):
+    """Behind a proxy that takes the folder off, as JupyterHub and company portals do; and where another proxy is set
+    for the world outside, which knows nothing of this machine."""
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "intranet.example")
     host = tiny_local_host()
     demo = build_page(host)
     _, here, _ = launch(demo, prevent_thread_lock=True, root_path="/some/path")

@@ -22,6 +22,7 @@ from specviz.ui.lab_charts import LAB_CSS
 from specviz.ui.race import Race
 from specviz.ui.recorded import Recording, opening_run
 from specviz.ui.serving import Serving
+from specviz.ui.space import reach_loopback_directly
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.tour import connect_tour
 from specviz.ui.view import VIEW_CSS
@@ -106,5 +107,6 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "max_file_size": MAX_UPLOAD_BYTES,
         "app_kwargs": gate(),
     }
+    reach_loopback_directly()
     app, local, shared = demo.launch(**(settings | options))
     return app, local, shared

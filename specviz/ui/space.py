@@ -1,4 +1,4 @@
-"""Where the page runs: on this machine, or as a Hugging Face Space, which tells so by environment variables."""
+"""Where the page runs, by the environment: on this machine, behind an office's proxy, or as a Hugging Face Space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from specviz.models.fetch import cache_dir
 
-__all__ = ["on_space", "on_zero_gpu", "settle_in"]
+__all__ = ["on_space", "on_zero_gpu", "reach_loopback_directly", "settle_in"]
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def on_space() -> bool:
@@ -28,6 +30,17 @@ def settle_in() -> None:
     """
     if on_space() and not os.environ.get("SPECVIZ_CACHE") and not _can_make(cache_dir()):
         os.environ["SPECVIZ_CACHE"] = str(Path(tempfile.gettempdir()) / "specviz")
+
+
+def reach_loopback_directly() -> None:
+    """Leave this machine out of the proxy that an office sets for everything.
+
+    Gradio asks its own server whether it is up, and would ask the proxy instead.
+    """
+    kept = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host for host in (part.strip() for part in kept.split(",")) if host]
+    if "*" not in hosts:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*hosts, *LOOPBACK]))
 
 
 def _can_make(folder: Path) -> bool:
