@@ -162,7 +162,6 @@ function renderVerdict() {
   $('.skip').hidden = isWhole;
   $('.replay').hidden = !canReplay();
   $('.replay').textContent = replay.playing ? 'Pause' : isWhole ? 'Play again' : 'Play on';
-  drawClocks();
 }
 
 function progressAt(count) {
@@ -231,11 +230,17 @@ const FIGURES = [
   },
 ];
 
+/** A name that tells what it means. */
+function termButton(figure) {
+  figure.button = el('button', 'term', figure.name);
+  figure.button.type = 'button';
+  figure.button._define = figure;
+  return figure.button;
+}
+
 function buildFigures() {
   for (const figure of FIGURES) {
-    figure.button = el('button', 'term', figure.name);
-    figure.button.type = 'button';
-    figure.button._define = figure;
+    termButton(figure);
     figure.big = el('span', figure.split ? 'timesplit' : '');
     figure.small = el('small', '', NO_VALUE);
     if (figure.split) figure.big.append(el('i', 't-draft'), el('i', 't-verify'), el('i', 't-other'));
@@ -462,7 +467,11 @@ strip.addEventListener('keydown', stepKeys);
 mapBox.addEventListener('keydown', stepKeys);
 ledgerBox.addEventListener('keydown', (event) => { if (DEPTHS[event.key - 1]) showDepth(DEPTHS[event.key - 1]); });
 strip.addEventListener('blur', () => moveCursor(-1));
-document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && !tip.hidden) closeTip(); });
+document.addEventListener('keydown', (event) => { // the first Escape closes what is open, and no more
+  if (event.key !== 'Escape' || tip.hidden) return;
+  closeTip();
+  event.stopImmediatePropagation();
+});
 $('.depth').addEventListener('click', (event) => { if (event.target.dataset.depth) showDepth(event.target.dataset.depth); });
 
 // -- pointer: tooltips after a moment, a click selects, a tap takes the nearest word --
@@ -512,8 +521,6 @@ function scrub(event) {
 }
 
 // Definitions open on hover, focus and tap, and can be hovered themselves.
-const kpis = $('.kpis');
-
 function define({ target }) {
   const figure = target._define;
   if (!figure) return;
@@ -526,11 +533,15 @@ function closeDefinitionSoon() {
   tip._timer = setTimeout(() => { if (tip._owner?._define && document.activeElement !== tip._owner) closeTip(); }, 160);
 }
 
-kpis.addEventListener('pointerover', (event) => { if (event.pointerType !== 'touch') define(event); });
-kpis.addEventListener('focusin', define);
-kpis.addEventListener('click', (event) => { event.target._define?.button.focus(); define(event); }); // a tap does not focus everywhere
-kpis.addEventListener('focusout', closeTip);
-kpis.addEventListener('pointerout', closeDefinitionSoon);
+function defineWithin(box) {
+  box.addEventListener('pointerover', (event) => { if (event.pointerType !== 'touch') define(event); });
+  box.addEventListener('focusin', define);
+  box.addEventListener('click', (event) => { event.target._define?.button.focus(); define(event); }); // a tap does not focus everywhere
+  box.addEventListener('focusout', closeTip);
+  box.addEventListener('pointerout', closeDefinitionSoon);
+}
+
+defineWithin($('.kpis'));
 tip.addEventListener('pointerleave', closeDefinitionSoon);
 tip.addEventListener('pointerenter', () => clearTimeout(tip._timer));
 document.addEventListener('pointerdown', ({ target }) => { if (!tip.hidden && !tip.contains(target) && !tip._owner?.contains(target)) closeTip(); });
