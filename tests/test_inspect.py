@@ -261,6 +261,20 @@ def test_runs_without_a_coin_say_what_decided(chromium: ChromiumPage) -> None:
 
 
 @browser
+def test_the_columns_say_what_they_are(chromium: ChromiumPage) -> None:
+    page = inspect(chromium, "detailed")
+    page.get_by_role("button", name="chance to keep").focus()
+    words = page.inner_text("#view .tip.defn")
+    assert "min(1, p / q)" in words
+    assert "= 0.400" in words
+    page.keyboard.press("Shift+Tab")
+    assert "= 0.210" in page.inner_text("#view .tip.defn")
+    page.keyboard.press("Escape")
+    assert page.locator("#view .tip").is_hidden()
+    assert page.locator("#view .lead").is_visible()  # the next Escape leads back to the text
+
+
+@browser
 def test_siblings_are_tried_in_turn(chromium: ChromiumPage) -> None:
     page = inspect(chromium, "tree")
     places = page.locator("#view .tokens tbody td:first-child").all_inner_texts()

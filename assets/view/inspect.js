@@ -18,7 +18,8 @@ function chooseToken(token) {
 
 function drawInspect() {
   const slot = $('.mapslot');
-  if (mapBox.parentNode !== slot) enterInspect(slot);
+  if (mapBox.parentNode !== slot) return enterInspect(slot);
+  if (!selected && replay.number === null && run.entries?.length) return select(worthALook(), { byVisitor: false });
   drawMap(run.entries ?? [], selected, hovered);
   drawTransport();
   const entry = run.entries?.[replayPosition() - 1];
@@ -30,10 +31,10 @@ function enterInspect(slot) {
   const hadFocus = mapBox === document.activeElement;
   slot.append(mapBox);
   if (hadFocus) mapBox.focus();
-  lensWidth = lens.clientWidth;
+  measureLens();
   if (replay.number !== null && !replay.playing && selected && selected !== replay.number) return seekReplay(selected);
-  const at = replay.number ?? selected;
-  if (at !== selected || !at) select(at || worthALook(), { byVisitor: false });
+  if (replay.number !== null && replay.number !== selected) select(replay.number, { byVisitor: false });
+  else drawInspect();
 }
 
 /** Where nothing is chosen: the first refusal that says most, else the first draft, else the first step. */
@@ -67,6 +68,29 @@ function drawTransport() {
     const kept = alpha == null ? '' : ` · per-token acceptance ${fixed(alpha, 3)}`;
     $('.sofar').textContent = `Up to step ${last.step.index} of ${run.entries.length}: ${counted(num_tokens, 'token')}${kept} · ${fixed(tokens_per_s, 1)} tokens a second`;
   }
+  if (replay.playing) speak($('.sofar').textContent);
+}
+
+const ofChosen = (words) => { const token = lensRows[chosenRow]?.drafted; return token?.target_prob == null ? '' : words(token); };
+
+// What stands over the columns: words first, formula second, the chosen token's own numbers third.
+Object.assign(WORDS, {
+  lens_q: {
+    name: 'draft q', formula: 'q(x)', numbers: () => ofChosen((token) => `= ${isChosen(token) ? '1, taken as certain' : fixed(token.draft_prob, 3)}`),
+    words: 'How likely the draft found this token at this place.', more: 'A guess that was chosen, not drawn, has no q of its own: the rule takes it as certain.', unit: 'probability, 0 to 1',
+  },
+  lens_p: {
+    name: 'target p', formula: 'p(x)', numbers: () => ofChosen((token) => `= ${fixed(token.target_prob, 3)}`),
+    words: 'How likely the target finds this token at this place.', more: 'After a refusal at the same place p is what was left of it. In a greedy run it is the target’s own at temperature 1, for information only.', unit: 'probability, 0 to 1',
+  },
+  lens_chance: {
+    name: 'chance to keep', formula: 'min(1, p / q)', numbers: () => ofChosen((token) => `= ${fixed(token.accept_prob, 3)}`),
+    words: 'How often the test keeps this token. What the target likes at least as much as the draft is always kept.', more: 'A coin, anywhere from 0 to 1, keeps the token if it falls under this. So the text follows the target’s own distribution.', unit: 'probability, 0 to 1',
+  },
+});
+
+function buildTerms() {
+  for (const cell of lens.querySelectorAll('[data-term]')) cell.append(term(`lens_${cell.dataset.term}`));
 }
 
 function buildTransport() {
@@ -88,7 +112,7 @@ function buildTransport() {
 
 /** Said once for each move of the visitor; the map, a slider, says its own value. */
 function speakStep() {
-  if (document.activeElement !== mapBox) speak(lens.querySelector('.lead').textContent, true);
+  if (document.activeElement !== mapBox) speak($('.lead', lens).textContent, true);
 }
 
 /** Pictures follow the width of their box; what was chosen stays chosen. */
@@ -96,7 +120,7 @@ function measureLens() {
   const width = lens.clientWidth;
   if (!width || width === lensWidth) return;
   lensWidth = width;
-  if (lensEntry) drawStep(lensEntry, chosenRow);
+  if (lensEntry && run.entries[lensEntry.number - 1] === lensEntry) drawStep(lensEntry, chosenRow); // not one of an earlier run
 }
 
 // -- one step --
@@ -104,7 +128,7 @@ function measureLens() {
 function drawStep(entry, row) {
   lensEntry = entry;
   lens.classList.toggle('empty', !entry);
-  if (!entry) return;
+  if (!entry) { lensRows = []; return; }
   const { step } = entry;
   $('.gist', lens).textContent = stepGist(step);
   drawContext(entry);
@@ -295,3 +319,4 @@ document.addEventListener('keydown', (event) => {
 
 addPanel('inspect', drawInspect);
 buildTransport();
+buildTerms();

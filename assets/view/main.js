@@ -184,7 +184,6 @@ function renderVerdict() {
   $('.skip').hidden = isWhole;
   $('.replay').hidden = !canReplay();
   $('.replay').textContent = replay.playing ? 'Pause' : isWhole ? 'Play again' : 'Play on';
-  drawClocks();
 }
 
 function progressAt(count) {
@@ -427,7 +426,11 @@ strip.addEventListener('keydown', stepKeys);
 mapBox.addEventListener('keydown', stepKeys);
 ledgerBox.addEventListener('keydown', (event) => { if (DEPTHS[event.key - 1]) showDepth(DEPTHS[event.key - 1]); });
 strip.addEventListener('blur', () => moveCursor(-1));
-document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && !tip.hidden) closeTip(); });
+document.addEventListener('keydown', (event) => { // the first Escape closes what is open, and no more
+  if (event.key !== 'Escape' || tip.hidden) return;
+  closeTip();
+  event.stopImmediatePropagation();
+});
 $('.depth').addEventListener('click', (event) => { if (event.target.dataset.depth) showDepth(event.target.dataset.depth); });
 
 // -- pointer: tooltips after a moment, a click selects, a tap takes the nearest word --

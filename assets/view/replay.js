@@ -160,11 +160,11 @@ function drawClocks() {
   const clock = replay.playing ? replay.clock : runClockAt(replayPosition(), replay.number === null ? COMMIT : replay.phase);
   const total = run.entries.at(-1).series.decode_s;
   drawPlayhead(whole || !canReplay() ? null : placeOnMap(clock), replay.number === null ? null : stepsShown());
-  const words = [`run clock ${fixed(clock, 2)}\u00a0s`, ` of ${seconds(total)}`];
+  const [now, end] = [`${fixed(clock, 2)}\u00a0s`, `${seconds(total)}`];
   if (panelInView === 'inspect') {
-    $('.runclock').replaceChildren('run clock ', el('b', '', `${fixed(clock, 2)}\u00a0s`), ` of ${seconds(total)}`);
+    $('.runclock').replaceChildren('run clock ', el('b', '', now), ` of ${end}`);
     $('.pace').textContent = paceInWords();
-  } else $('.clock').textContent = whole ? '' : `${words.join('')}, ${paceInWords()}`;
+  } else $('.clock').textContent = whole ? '' : `run clock ${now} of ${end}, ${paceInWords()}`;
 }
 
 /** In columns of the map: 14.5 is in the middle of step 15. */
