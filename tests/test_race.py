@@ -164,7 +164,7 @@ def test_82_without_plain_decoding_there_is_no_race() -> None:
 
 
 def test_94_stopped_in_the_middle_keeps_what_was_measured_and_frees_the_engine() -> None:
-    loader = Loader(delay_s=0.002)
+    loader = Loader(delay_s=0.02)
     host, visit, encoder = make_host(loader), Visit(), RaceEncoder()
     texts = []
     for text in run_race(host, visit, asked("lookahead", "draft-model", max_new_tokens=200), encoder):

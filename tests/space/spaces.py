@@ -11,6 +11,7 @@ import multiprocessing
 from typing import Any
 
 import gradio as gr
+import torch
 
 _fork = multiprocessing.get_context("fork")
 
@@ -63,6 +64,7 @@ class _Worker:
         self.process.start()
 
     def _run(self, task: Any) -> None:
+        torch.set_num_threads(1)  # the threads of tests that ran before did not survive the fork
         while True:
             args = self.arguments.get()
             self.stop.clear()
