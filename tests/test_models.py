@@ -670,7 +670,7 @@ def test_pickled_weights_are_refused(tmp_path):
 def test_damaged_weights_are_reported(tmp_path):
     folder = save_model(tmp_path / "m")
     (folder / "model.safetensors").write_bytes(b"\x08")
-    with pytest.raises(ModelLoadError, match="is no whole model"):
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
         load_pair(tiny_pair(folder), device="cpu")
 
 
