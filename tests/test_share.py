@@ -158,7 +158,7 @@ def test_a_newcomer_sees_at_most_two_settings_of_a_method() -> None:
 # --- in Chromium ---------------------------------------------------------------------------------------------------
 
 TITLE = "document.querySelector('#view .origin .fact')?.textContent"
-PROBLEM = "document.querySelector('#view .problem').textContent"
+PROBLEM = "document.querySelector('#view .page > .problem').textContent"
 UPLOAD = ".extras input[type=file]"
 
 

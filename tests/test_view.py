@@ -341,13 +341,13 @@ def test_verdict_bars_and_reason(chromium: ChromiumPage) -> None:
 
 def test_an_error_is_content_and_leaves_the_last_run(chromium: ChromiumPage) -> None:
     play(chromium, "chain")
-    play(chromium, "failing", "!document.querySelector('#view .problem').hidden")
+    play(chromium, "failing", "!document.querySelector('#view .page > .problem').hidden")
     page = chromium.page
-    assert page.inner_text("#view .problem h2") == "These models share no vocabulary."
-    assert '"<b>"' in page.inner_text("#view .problem p")
+    assert page.inner_text("#view .page > .problem h2") == "These models share no vocabulary."
+    assert '"<b>"' in page.inner_text("#view .page > .problem p")
     assert page.locator("#view .strip .st").count() == 4
     play(chromium, "chain")
-    assert page.locator("#view .problem").is_hidden()
+    assert page.locator("#view .page > .problem").is_hidden()
 
 
 def test_definitions_open_on_hover_focus_and_close_on_escape(chromium: ChromiumPage) -> None:
