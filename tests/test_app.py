@@ -604,7 +604,8 @@ def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) 
         page.click("[role=option]:has-text('Broken')")
         page.fill("#prompt textarea", "abc")
         page.click("#run")
-        page.wait_for_function("document.querySelector('#view .page > .problem').textContent.includes('weights are damaged')")
+        problem = "document.querySelector('#view .page > .problem')"
+        page.wait_for_function(f"{problem}.textContent.includes('weights are damaged')")
         page.wait_for_function(IDLE)
         assert "Ready · Tiny" in page.inner_text("#masthead")
 

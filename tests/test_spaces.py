@@ -328,7 +328,8 @@ def test_app_is_alive_as_a_space(started: str):
         page.page.wait_for_function("document.querySelector('#masthead .ready')?.dataset.phase === 'failed'")
         assert "SmolLM2-1.7B-Instruct is not on this machine yet" in page.page.inner_text("#masthead .ready")
         page.page.click("#run")
-        page.page.wait_for_function("document.querySelector('#view .page > .problem').innerText.includes('offline mode is on')")
+        problem = "document.querySelector('#view .page > .problem')"
+        page.page.wait_for_function(f"{problem}.innerText.includes('offline mode is on')")
         hosts = {urlsplit(address).hostname for address in page.outside}
         assert hosts <= {"huggingface.co", "fonts.googleapis.com"}, "Gradio's own, which asks the Hub about its Space"
 

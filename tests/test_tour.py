@@ -105,7 +105,7 @@ def test_guess_see_the_answer_leave_and_resume(site: str, stops: list[Stop]) -> 
             assert page.locator("#view .tour .reveal > *").count() == len(stop.after)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.locator("#view .tour .leave").click()
-        assert page.locator("#view .panel[data-panel=watch]").is_visible()
+        page.wait_for_selector("#view .panel[data-panel=watch]")
         page.goto(f"{site}?tab=tour")
         page.wait_for_selector("#view .tour .stop:not([hidden])")
         assert page.locator("#view .tour h2").inner_text() == stops[-1].title
