@@ -196,7 +196,7 @@ HEADLINES = {
     ("tree", 1): "The draft guessed “scatters” and “bends”. The target refused both and wrote “splits”.",
     ("lookahead", 2): "A path of two guesses was kept to its end, and the target added “light”.",
     ("early-exit", 1): "The draft guessed “goes”. The target refused it and wrote “bends”.",
-    ("attached", 1): "The server wrote “The” and “sky”.",
+    ("attached", 1): "The server wrote “bright” and “sky”.",
     ("detailed", 1): "The draft guessed “air”. The target refused it and wrote “gas!!”.",
     ("chosen", 1): "The guess “The” was kept, and the target added “sky”.",
 }
@@ -271,7 +271,7 @@ def test_the_columns_say_what_they_are(chromium: ChromiumPage) -> None:
     assert "= 0.210" in page.inner_text("#view .tip.defn")
     page.keyboard.press("Escape")
     assert page.locator("#view .tip").is_hidden()
-    assert page.locator("#view .lead").is_visible()  # the next Escape leads back to the text
+    assert page.locator("#view .panel[data-panel=inspect] .lead").is_visible()  # the next Escape leads back to the text
 
 
 @browser
@@ -343,7 +343,7 @@ def test_watch_shows_the_moment_of_the_replay(chromium: ChromiumPage) -> None:
     assert page.inner_text("#view .replay") == "Play on"
     assert page.locator("#view .mapbox .veil").is_visible()
     page.get_by_role("button", name="Show all").click()
-    page.wait_for_function("document.querySelectorAll('#view .st').length === 17")
+    page.wait_for_function("document.querySelectorAll('#view .st').length === 13")
     assert "faster" in page.inner_text("#view .headline")
     assert page.locator("#view .mapbox .veil").is_hidden()
 
@@ -418,7 +418,7 @@ def test_playing_moves_by_itself_and_stops_at_a_key(url: str) -> None:
         page.get_by_role("button", name="Play", exact=True).click()
         page.wait_for_function("/^Step [2-9] /.test(document.querySelector('#view .gist').textContent)")
         page.get_by_role("button", name="10×", exact=True).click()
-        page.wait_for_function("/^Step 17 /.test(document.querySelector('#view .gist').textContent)", timeout=15000)
+        page.wait_for_function("/^Step 13 /.test(document.querySelector('#view .gist').textContent)", timeout=15000)
         assert page.get_by_role("button", name="Play", exact=True).is_visible()
         assert chromium.errors == chromium.outside == []
 
