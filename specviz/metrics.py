@@ -312,7 +312,8 @@ class Counters:
             "verify_s_per_step", "prompt_len", "is_chain",
             "num_prefill_tokens", "steps_are_told", "is_bound",
         ]  # fmt: skip
-        return {name: None if name in self._untold() else getattr(self, name) for name in names}
+        untold = self._untold()
+        return {name: None if name in untold else getattr(self, name) for name in names}
 
     def _untold(self) -> set[str]:
         """Counts that a serving engine left open."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specviz.bench.runner import Entry, Score
-from specviz.bench.sweep import theory
+from specviz.bench.sweep import over, theory
 from specviz.bench.table import print_table, show
 from specviz.errors import ConfigError
 
@@ -49,7 +49,7 @@ def score_row(score: Score, scores: Sequence[Score], entries: Sequence[Entry]) -
             "verify_share": c.verify_s / total,
             "other_share": c.other_s / total,
             **costs,
-            "over_theory": _ratio(_ratio(c.decode_tokens_per_s, plain.totals.decode_tokens_per_s), s),
+            "over_theory": over(over(c.decode_tokens_per_s, plain.totals.decode_tokens_per_s), s),
             "memory_bytes": score.memory_bytes,
         }
     return row
@@ -102,7 +102,3 @@ def write_rates(path: Path, scores: Sequence[Score]) -> None:
                     writer.writerows([score.name, name, number, rate] for number, rate in enumerate(rates))
     except OSError as error:
         raise ConfigError(f"The table cannot be written to {str(path)!r}: {error.strerror}.") from error
-
-
-def _ratio(numerator: float | None, denominator: float | None) -> float | None:
-    return numerator / denominator if numerator is not None and denominator else None

@@ -18,7 +18,7 @@ from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Counters
 from specviz.theory import speed_up
 
-__all__ = ["ALL", "Measured", "check_settings", "measure", "sweep_rows", "theory"]
+__all__ = ["ALL", "Measured", "check_settings", "measure", "over", "sweep_rows", "theory"]
 
 ALL = "all"
 """Stands in the column `regime` of the rows over all prompts."""
@@ -207,10 +207,10 @@ def theory(run: Counters, plain: Counters, *, is_chain: bool = True) -> dict[str
     Returns:
         c, v, v_undrafted as in `specviz.theory.speed_up`; theory_speed_up: S, None for a draft with branches.
     """
-    c = _over(run.draft_s_per_token, _over(plain.decode_s, plain.num_steps))
-    v = _over(_over(run.drafting_verify_s, run.num_drafting_steps), plain.verify_s_per_step)
-    undrafted_s = _over(run.verify_s - run.drafting_verify_s, run.num_steps - run.num_drafting_steps)
-    v_undrafted = _over(undrafted_s, plain.verify_s_per_step)
+    c = over(run.draft_s_per_token, over(plain.decode_s, plain.num_steps))
+    v = over(over(run.drafting_verify_s, run.num_drafting_steps), plain.verify_s_per_step)
+    undrafted_s = over(run.verify_s - run.drafting_verify_s, run.num_steps - run.num_drafting_steps)
+    v_undrafted = over(undrafted_s, plain.verify_s_per_step)
     alpha, gamma, kappa = run.alpha, run.mean_drafted, run.coverage
     s = None
     if is_chain and alpha is not None and gamma is not None and kappa is not None and c is not None and v:
@@ -218,7 +218,8 @@ def theory(run: Counters, plain: Counters, *, is_chain: bool = True) -> dict[str
     return {"c": c, "v": v, "v_undrafted": v_undrafted, "theory_speed_up": s}
 
 
-def _over(numerator: float | None, denominator: float | None) -> float | None:
+def over(numerator: float | None, denominator: float | None) -> float | None:
+    """Their ratio; None where one is missing or the denominator is 0."""
     return numerator / denominator if numerator is not None and denominator else None
 
 
