@@ -10,6 +10,7 @@ from pathlib import Path
 from specviz.errors import TraceError
 from specviz.lab.experiment import Finding
 from specviz.lab.experiments import EXPERIMENTS
+from specviz.spreadsheet import harmless
 
 __all__ = ["RECORDED", "load_findings", "save_finding", "to_csv"]
 
@@ -51,13 +52,8 @@ def to_csv(finding: Finding) -> str:
     writer = csv.DictWriter(out, [*about, *(key for key in columns if key not in about)], lineterminator="\n")
     writer.writeheader()
     for row in finding.rows:
-        writer.writerow({key: _harmless(value) for key, value in (about | row).items()})
+        writer.writerow({key: harmless(value) for key, value in (about | row).items()})
     return out.getvalue()
-
-
-def _harmless(value: object) -> object:
-    """A text that a spreadsheet would run as a formula gets an apostrophe before it (OWASP, CSV injection)."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _dump(value: object) -> str:

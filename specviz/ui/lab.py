@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -33,6 +31,7 @@ from specviz.ui.lab_parts import (
     state_value,
 )
 from specviz.ui.lab_tables import table
+from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
 from specviz.ui.visits import Visits
@@ -43,8 +42,6 @@ __all__ = ["Lab"]
 REDRAW_S = 4.0
 """Gradio mounts a figure anew with every change, which its browser feels: not more often than this."""
 
-FILE_LIFE_S = 60
-
 
 class Lab:
     """Within the tab of a Blocks, `main`; then `connect`. Settings are the fields of `watch`."""
@@ -53,7 +50,7 @@ class Lab:
         self.watch = watch
         self.sections: dict[str, Section] = {}
         self._visits = {name: Visits() for name in EXPERIMENTS}
-        self._files = tempfile.TemporaryDirectory(prefix="specviz-lab-")
+        self._outbox = Outbox()
 
     def main(self) -> None:
         """All experiments below each other, empty until the tab is opened."""
@@ -156,7 +153,7 @@ class Lab:
         out: dict[Any, Any] = {
             part.said: said_value(headline, rest, measured_where(finding, recorded=recorded)),
             part.table: table(finding),
-            part.save: gr.DownloadButton(value=str(self._csv(finding)), interactive=True),
+            part.save: gr.DownloadButton(value=self._csv(finding), interactive=True),
         }
         for plot, figure in zip(part.plots, figures(finding), strict=True):
             out[plot] = gr.Plot(visible=False) if figure is None else gr.Plot(figure, visible=True)
@@ -164,12 +161,6 @@ class Lab:
             out[part.facts] = facts_value(finding)
         return out
 
-    def _csv(self, finding: Finding) -> Path:
-        """Gradio copies it for the download at once, so files here live for a minute."""
-        root = Path(self._files.name)
-        for old in root.glob("*/*.csv"):
-            if time.time() - old.stat().st_mtime > FILE_LIFE_S:
-                old.unlink(missing_ok=True)
-        path = Path(tempfile.mkdtemp(dir=root)) / f"specviz-{finding.name}.csv"
-        path.write_text(to_csv(finding), encoding="utf-8")
+    def _csv(self, finding: Finding) -> str:
+        [path] = self._outbox.write({f"specviz-{finding.name}.csv": to_csv(finding)})
         return path

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -17,6 +14,7 @@ from specviz.ui.api import CONCURRENCY
 from specviz.ui.header import header_value
 from specviz.ui.host import EngineHost
 from specviz.ui.lanes import Lane, load_lanes, to_csv
+from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
 from specviz.ui.racing import MAX_RACERS, RaceEncoder, RaceSettings, recorded_race, run_race
 from specviz.ui.recorded import TRACES
@@ -48,7 +46,7 @@ class Race:
         self.pairs = pairs
         self.visits = Visits()
         self.recorded = load_lanes(RECORDED_RACE)
-        self._tables = tempfile.TemporaryDirectory(prefix="specviz-race-")
+        self._outbox = Outbox()
 
     def toolbar(self) -> None:
         """The row of actions, and the methods to race."""
@@ -67,7 +65,7 @@ class Race:
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
             with gr.Row(elem_classes="extras"):
                 self.save = gr.DownloadButton(
-                    "Save table", value=str(self._table(self.recorded)) if self.recorded else None,
+                    "Save table", value=self._table(self.recorded) if self.recorded else None,
                     interactive=bool(self.recorded), elem_id="race-save", scale=0, min_width=90,
                 )  # fmt: skip
         choices = _choices(self.host.pairs[self.host.default_pair])
@@ -114,7 +112,7 @@ class Race:
 
     def _saved(self, encoder: RaceEncoder) -> dict[Any, Any]:
         try:
-            return {self.save: gr.DownloadButton(value=str(self._table(encoder.lanes)), interactive=True)}
+            return {self.save: gr.DownloadButton(value=self._table(encoder.lanes), interactive=True)}
         except OSError as error:  # a full disk: the race itself is on the page already
             return {self.view: encoder.problem(sentence_for(error))}
 
@@ -134,14 +132,8 @@ class Race:
         kept = [name for _, name in choices if name in racers]
         return gr.Dropdown(choices=choices, value=kept or _favourites(choices))
 
-    def _table(self, lanes: Sequence[Lane]) -> Path:
-        """Gradio copies it for the download at once, so files here live for a minute."""
-        folder = Path(self._tables.name)
-        for old in folder.glob("*/*.csv"):
-            if time.time() - old.stat().st_mtime > 60:
-                old.unlink(missing_ok=True)
-        path = Path(tempfile.mkdtemp(dir=folder)) / "specviz-race.csv"
-        path.write_text(to_csv(lanes), encoding="utf-8")
+    def _table(self, lanes: Sequence[Lane]) -> str:
+        [path] = self._outbox.write({"specviz-race.csv": to_csv(lanes)})
         return path
 
 

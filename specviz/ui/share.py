@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,14 @@ from gradio.utils import get_upload_folder
 
 from specviz.errors import TraceError
 from specviz.events import Event, RunStarted
+from specviz.spreadsheet import harmless
 from specviz.trace import dump_trace, steps_frame
 from specviz.ui.live import new_encoder
+from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording, load_gallery, open_upload, recall
 
 __all__ = ["Share", "steps_csv"]
-
-_KEPT_S = 60
-"""Gradio copies a file for the download at once, so ours live for a minute."""
 
 _LINK_JS = """(...values) => {
   const names = %s, defaults = %s, note = document.querySelector('#link-note');
@@ -52,7 +48,7 @@ class Share:
 
     def __init__(self, recording: Recording | None) -> None:
         self._recording = recording
-        self._files = tempfile.TemporaryDirectory(prefix="specviz-")  # private to this user, gone with the process
+        self._outbox = Outbox()
 
     def openers(self) -> None:
         """Ways to show a recorded run."""
@@ -163,20 +159,12 @@ class Share:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _write(self, events: Sequence[Event], plain: Iterable[Event]) -> tuple[str, str]:
-        """Trace and table of a run, in a folder of their own."""
-        root = Path(self._files.name)
-        for old in root.iterdir():
-            if time.time() - old.stat().st_mtime > _KEPT_S:
-                shutil.rmtree(old, ignore_errors=True)
-        folder, stem = Path(tempfile.mkdtemp(dir=root)), _file_stem(events)
-        trace, table = folder / f"{stem}.jsonl", folder / f"{stem}.csv"
-        try:
-            for path, text in ((trace, dump_trace(events, plain)), (table, steps_csv(events))):
-                path.write_text(text, encoding="utf-8", errors="replace")  # half a surrogate pair is no text
-        except OSError:  # half a file would be offered as a whole one, and take the room that is missing
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return str(trace), str(table)
+        """Trace and table of a run."""
+        stem = _file_stem(events)
+        trace, table = self._outbox.write({
+            f"{stem}.jsonl": dump_trace(events, plain), f"{stem}.csv": steps_csv(events),
+        })  # fmt: skip
+        return trace, table
 
 
 def _uploaded(payload: Any) -> Path:
@@ -191,14 +179,12 @@ def steps_csv(events: Iterable[Event]) -> str:
     """The steps as CSV. A text that a spreadsheet would run as a formula begins with an apostrophe."""
     frame = steps_frame(events)
     for name in frame.columns:
-        frame[name] = [_harmless(value) for value in frame[name]]
+        frame[name] = [harmless(_told(value)) for value in frame[name]]
     return frame.to_csv(index=False)
 
 
-def _harmless(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        value = json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+def _told(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
 
 
 def _file_stem(events: Sequence[Event]) -> str:
