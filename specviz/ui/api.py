@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import gradio as gr
@@ -135,8 +136,7 @@ def _own_options(method: Any, options: Any) -> dict[str, Any]:
 
 
 def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any]]:
-    turn = host.turn(settings.pair, settings.dtype)
-    try:
+    with closing(host.turn(settings.pair, settings.dtype)) as turn:
         engine = None
         for item in turn:
             if not isinstance(item, Notice):
@@ -158,5 +158,3 @@ def _events(host: EngineHost, settings: WatchSettings) -> Iterator[dict[str, Any
         assert isinstance(started, RunStarted)
         assert isinstance(finished, RunFinished)
         yield {"type": "Summary"} | summary(started, counters, finished)
-    finally:
-        turn.close()  # type: ignore[attr-defined]

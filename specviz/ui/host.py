@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,7 +124,7 @@ class EngineHost:
 
     def turn(
         self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Notice | Engine]:
+    ) -> Generator[Notice | Engine, None, None]:
         """`turn_here`, or a turn at a server, which has a line of its own: it needs nothing of this machine.
 
         pair: name of a pair or of a server.
@@ -136,7 +136,7 @@ class EngineHost:
 
     def turn_here(
         self, pair: str, dtype: str = "auto", stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Notice | SpeculativeGenerator]:
+    ) -> Generator[Notice | SpeculativeGenerator, None, None]:
         """Notices while the visitor waits, then the engine, once. The engine is theirs until this iterator is closed.
 
         Ends without the engine where `stopped` turns true. A load that has begun then goes on by itself.

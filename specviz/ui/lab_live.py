@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
-from specviz.errors import BusyError
 from specviz.lab.experiment import Ask, Measure, Report, conduct
 from specviz.ui.host import EngineHost, Notice
 from specviz.ui.problems import sentence_for
@@ -22,20 +22,12 @@ def measure_live(
     Closing this at any yield gives the engine back. `visit.ask_to_stop` ends the experiment, what is there stays.
     """
     try:
-        stop = visit.begin()
-    except BusyError as error:
-        yield Report(sentence_for(error), 0.0)
-        return
-    turn = host.turn_here(settings.pair, settings.dtype, stop.is_set)
-    try:
-        for item in turn:
-            if not isinstance(item, Notice):
-                yield from conduct(measure, item, ask, stop.is_set, settings.config.time_limit_s)
-                return
-            yield Report(item.text, item.fraction or 0.0)
-        yield Report("Stopped before it began. What was there stays.", 0.0)
+        with visit.running() as stop, closing(host.turn_here(settings.pair, settings.dtype, stop.is_set)) as turn:
+            for item in turn:
+                if not isinstance(item, Notice):
+                    yield from conduct(measure, item, ask, stop.is_set, settings.config.time_limit_s)
+                    return
+                yield Report(item.text, item.fraction or 0.0)
+            yield Report("Stopped before it began. What was there stays.", 0.0)
     except Exception as error:
         yield Report(sentence_for(error), 0.0)
-    finally:
-        turn.close()  # type: ignore[attr-defined]
-        visit.end(stop)

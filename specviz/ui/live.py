@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from specviz.baseline import explain_difference
 from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
-from specviz.errors import BusyError
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
 from specviz.remote.request import METHOD
@@ -50,36 +50,28 @@ def run_live(host: EngineHost, visit: Visit, settings: WatchSettings, encoder: D
     if settings.pair in host.servers:  # a server cannot be asked to decode plainly
         settings = replace(settings, measure_plain=False)
     try:
-        stop = visit.begin()
-    except BusyError as error:
-        yield encoder.error(sentence_for(error))
-        return
-    turn = host.turn(settings.pair, settings.dtype, stop.is_set)
-    try:
-        engine = yield from wait_for_engine(turn, encoder.status)
-        if engine is None:
-            yield encoder.status(_NOT_BEGUN)
-            return
-        yield encoder.status(_getting_ready(settings, engine))
-        run = LastRun(settings, encoder, [])
-        encoder.plain_follows = settings.measure_plain
-        events = engine.stream(settings.prompt, settings.config)
-        yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
-        if not run.events:  # a server was waited for in vain
-            yield encoder.status(_NOT_BEGUN)
-            return
-        visit.last = run
-        finished = encoder.finished
-        if settings.measure_plain and _can_measure(run) and finished is not None:
-            if finished.reason in WHOLE and not isinstance(engine, Session):
-                yield from _plain(engine, run, stop.is_set)
-            else:
-                yield encoder.without_plain(finish_sentence(finished))
+        with visit.running() as stop, closing(host.turn(settings.pair, settings.dtype, stop.is_set)) as turn:
+            engine = yield from wait_for_engine(turn, encoder.status)
+            if engine is None:
+                yield encoder.status(_NOT_BEGUN)
+                return
+            yield encoder.status(_getting_ready(settings, engine))
+            run = LastRun(settings, encoder, [])
+            encoder.plain_follows = settings.measure_plain
+            events = engine.stream(settings.prompt, settings.config)
+            yield from coalesce(encoder, _kept(stoppable(events, stop.is_set), run.events))
+            if not run.events:  # a server was waited for in vain
+                yield encoder.status(_NOT_BEGUN)
+                return
+            visit.last = run
+            finished = encoder.finished
+            if settings.measure_plain and _can_measure(run) and finished is not None:
+                if finished.reason in WHOLE and not isinstance(engine, Session):
+                    yield from _plain(engine, run, stop.is_set)
+                else:
+                    yield encoder.without_plain(finish_sentence(finished))
     except Exception as error:
         yield encoder.error(sentence_for(error))
-    finally:
-        turn.close()  # type: ignore[attr-defined]
-        visit.end(stop)
 
 
 def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
@@ -89,21 +81,14 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
         encoder = new_encoder() if run is None else run.encoder
         yield encoder.status("There is no run here to compare plain decoding with. Press Run first.")
         return
+    pair, dtype = run.settings.pair, run.settings.dtype
     try:
-        stop = visit.begin()
-    except BusyError as error:
-        yield run.encoder.error(sentence_for(error))
-        return
-    turn = host.turn(run.settings.pair, run.settings.dtype, stop.is_set)
-    try:
-        engine = yield from wait_for_engine(turn, run.encoder.status)
-        if engine is not None and not isinstance(engine, Session):
-            yield from _plain(engine, run, stop.is_set)
+        with visit.running() as stop, closing(host.turn(pair, dtype, stop.is_set)) as turn:
+            engine = yield from wait_for_engine(turn, run.encoder.status)
+            if engine is not None and not isinstance(engine, Session):
+                yield from _plain(engine, run, stop.is_set)
     except Exception as error:
         yield run.encoder.error(sentence_for(error))
-    finally:
-        turn.close()  # type: ignore[attr-defined]
-        visit.end(stop)
 
 
 def can_measure_later(run: LastRun | None) -> bool:

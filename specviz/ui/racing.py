@@ -20,13 +20,14 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specviz.baseline import explain_difference
 from specviz.config import RunConfig
-from specviz.errors import BusyError, ConfigError
+from specviz.errors import ConfigError
 from specviz.events import Event, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
 from specviz.ui.attached import Session
@@ -134,24 +135,17 @@ def run_race(host: EngineHost, visit: Visit, settings: RaceSettings, encoder: Ra
     A method that fails has its sentence in its lane, and the others go on; without plain decoding there is no race.
     Closing this at any yield gives the engine back; `visit.ask_to_stop` ends the race after the step it is in.
     """
+    plain = settings.plain
     try:
-        stop = visit.begin()
-    except BusyError as error:
-        yield encoder.problem(sentence_for(error))
-        return
-    turn = host.turn_here(settings.plain.pair, settings.plain.dtype, stop.is_set)
-    try:
-        engine = yield from wait_for_engine(turn, encoder.status)
-        if engine is None:
-            yield encoder.status("Stopped before the race began. What was there stays.")
-            return
-        assert not isinstance(engine, Session), "a turn here gives a model"
-        yield from _Race(engine, settings, encoder, stop.is_set).deltas()
+        with visit.running() as stop, closing(host.turn_here(plain.pair, plain.dtype, stop.is_set)) as turn:
+            engine = yield from wait_for_engine(turn, encoder.status)
+            if engine is None:
+                yield encoder.status("Stopped before the race began. What was there stays.")
+                return
+            assert not isinstance(engine, Session), "a turn here gives a model"
+            yield from _Race(engine, settings, encoder, stop.is_set).deltas()
     except Exception as error:
         yield encoder.problem(sentence_for(error))
-    finally:
-        turn.close()  # type: ignore[attr-defined]
-        visit.end(stop)
 
 
 def recorded_race(lanes: Sequence[Lane], run_id: str = "recorded-race") -> str:

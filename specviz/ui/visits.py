@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from specviz.errors import BusyError
@@ -52,6 +54,15 @@ class Visit:
     def end(self, stop: threading.Event) -> None:
         if self.stop is stop:
             self.stop = None
+
+    @contextmanager
+    def running(self) -> Iterator[threading.Event]:
+        """`begin` and `end` around a run; the event that is set to stop it."""
+        stop = self.begin()
+        try:
+            yield stop
+        finally:
+            self.end(stop)
 
     def ask_to_stop(self) -> None:
         if self.stop is not None:
