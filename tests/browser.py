@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-__all__ = ["ChromiumPage", "chromium_path", "open_page"]
+__all__ = ["ChromiumPage", "chromium_path", "open_page", "serve_view"]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGS = (
@@ -106,3 +106,18 @@ def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
             yield watched
         finally:
             browser.close()
+
+
+@contextmanager
+def serve_view(demo: Any) -> Iterator[str]:
+    """The address of a page that a test has built around the view alone."""
+    from specviz.ui.theme import NATIVE_CSS, THEME
+    from specviz.ui.view import VIEW_CSS
+
+    _, address, _ = demo.launch(
+        prevent_thread_lock=True, quiet=True, theme=THEME, css=VIEW_CSS + NATIVE_CSS, ssr_mode=False, run_history=False
+    )
+    try:
+        yield address
+    finally:
+        demo.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from browser import ChromiumPage, open_page
+from browser import ChromiumPage, open_page, serve_view
 from streams import STREAMS, drafted, emitted, started, step, stream
 from test_view import handler, live
 
@@ -18,8 +18,7 @@ from specviz.events import Event, StepDone, TopToken
 from specviz.metrics import Baseline, fold
 from specviz.ui.recorded import opening_run
 from specviz.ui.stream import DeltaEncoder, recorded_delta
-from specviz.ui.theme import NATIVE_CSS, THEME
-from specviz.ui.view import VIEW_CSS, make_view
+from specviz.ui.view import make_view
 
 browser = pytest.mark.browser
 
@@ -140,11 +139,8 @@ def url() -> Iterator[str]:
         view = make_view(recorded_delta(STREAMS["chain"](), None, "first"))
         for name, make in scenarios().items():
             gr.Button(name, elem_id=f"go-{name}").click(handler(make), None, view, show_progress="hidden")
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True, quiet=True, theme=THEME, css=VIEW_CSS + NATIVE_CSS, ssr_mode=False, run_history=False
-    )
-    yield address
-    demo.close()
+    with serve_view(demo) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import pytest
 import torch
-from browser import ChromiumPage, open_page
+from browser import ChromiumPage, open_page, serve_view
 from checks import noisy, wild_llama
 from fakes import byte_tokenizer, config, generator
 from streams import METHOD_STREAMS, STREAMS, drafted, emitted, started, step, stream
@@ -24,8 +24,7 @@ from specviz.drafters.registry import METHODS
 from specviz.events import DraftNote, Event, StepDone, event_to_json
 from specviz.proposal import Verdict
 from specviz.ui.stream import recorded_delta
-from specviz.ui.theme import NATIVE_CSS, THEME
-from specviz.ui.view import VIEW_CSS, make_view
+from specviz.ui.view import make_view
 
 RUNS: dict[str, Callable[[], list[Event]]] = {**STREAMS, **METHOD_STREAMS}
 NOTE_BYTES = 800
@@ -173,11 +172,8 @@ def url() -> Iterator[str]:
         for name, make in SCENARIOS.items():
             send = partial(lambda make: recorded_delta(make(), None, f"run-{next(presses)}"), make)
             gr.Button(name, elem_id=f"go-{name}").click(send, None, view, show_progress="hidden")
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True, quiet=True, theme=THEME, css=VIEW_CSS + NATIVE_CSS, ssr_mode=False, run_history=False
-    )
-    yield address
-    demo.close()
+    with serve_view(demo) as address:
+        yield address
 
 
 def enter(chromium: ChromiumPage) -> None:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("gradio")
 
 import gradio as gr
-from browser import ChromiumPage, open_page
+from browser import ChromiumPage, open_page, serve_view
 from streams import STREAMS, drafted, emitted, started, step, stream
 from test_app import Loader, make_host, served, wait_until
 
@@ -27,8 +27,7 @@ from specviz.ui.lanes import Lane, lane_json, load_lanes, ranked, save_lanes, te
 from specviz.ui.race import RECORDED_RACE
 from specviz.ui.race_words import race_verdict
 from specviz.ui.racing import RaceEncoder, RaceSettings, recorded_race, run_race
-from specviz.ui.theme import NATIVE_CSS, THEME
-from specviz.ui.view import VIEW_CSS, make_view
+from specviz.ui.view import make_view
 from specviz.ui.visits import Visit
 
 PAIRS = ("tiny", "other")
@@ -335,11 +334,8 @@ def url() -> Iterator[str]:
         gr.Button("tab", elem_id="go-tab").click(None, None, None, js=tell)
         for name, make in RACES.items():
             gr.Button(name, elem_id=f"go-{name}").click(play(make), None, view, show_progress="hidden")
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True, quiet=True, theme=THEME, css=VIEW_CSS + NATIVE_CSS, ssr_mode=False, run_history=False
-    )
-    yield address
-    demo.close()
+    with serve_view(demo) as address:
+        yield address
 
 
 def at_race(page: Any, name: str) -> None:

@@ -10,13 +10,13 @@ from itertools import count
 
 import gradio as gr
 import pytest
-from browser import ChromiumPage, open_page
+from browser import ChromiumPage, open_page, serve_view
 from streams import STREAMS, drafted, emitted, started, step, stream
 
 from specviz.events import DraftedToken, Event, PrefillDone, StepDone
 from specviz.metrics import Baseline, fold
 from specviz.ui.stream import DeltaEncoder, coalesce, recorded_delta
-from specviz.ui.theme import COLOURS, NATIVE_CSS, THEME
+from specviz.ui.theme import COLOURS
 from specviz.ui.view import VIEW_CSS, make_view
 
 pytestmark = pytest.mark.browser
@@ -141,11 +141,8 @@ def url() -> Iterator[str]:
         view = make_view(recorded_delta(STREAMS["hostile"](), Baseline(36, 2.0), "first"))
         for name, make in SCENARIOS.items():
             gr.Button(name, elem_id=f"go-{name}").click(handler(make), None, view, show_progress="hidden")
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True, quiet=True, theme=THEME, css=VIEW_CSS + NATIVE_CSS, ssr_mode=False, run_history=False
-    )
-    yield address
-    demo.close()
+    with serve_view(demo) as address:
+        yield address
 
 
 def wait_for_app(chromium: ChromiumPage) -> None:
