@@ -403,7 +403,7 @@ def test_keys_walk_from_arrival_to_arrival(url: str) -> None:
             assert page.evaluate(clock) == f"{shown}\u00a0s", key
         page.keyboard.press("]")
         page.keyboard.press("]")
-        assert page.inner_text("#view .pace") == "shown 4 times faster"
+        assert page.inner_text("#view [data-panel=race] .pace") == "shown 4 times faster"
         page.keyboard.press("Home")
         page.keyboard.press("Space")
         page.wait_for_function(f"{clock} === '3.00\u00a0s'", timeout=10_000)
@@ -459,7 +459,7 @@ def test_a_live_race_fills_lane_by_lane_and_a_problem_leaves_it(url: str) -> Non
         at_race(page, "live")
         page.wait_for_function("document.querySelector('#view .race.playing')")  # it plays by itself
         assert page.inner_text("#view .lane .why") == "These heads do not fit. Choose another method."
-        assert page.inner_text("#view .lead").startswith("Prompt lookup is over the line first")
+        assert page.inner_text("#view [data-panel=race] .lead").startswith("Prompt lookup is over the line first")
         assert page.inner_text("#view .racesays") == "Measured one after another: 3 runs."
         page.evaluate("document.getElementById('go-race').click()")  # recorded: the visitor's own race stays
         page.evaluate("document.getElementById('go-refused').click()")
@@ -495,13 +495,13 @@ def test_the_tab_of_the_app_opens_on_a_recorded_race_then_runs_its_own() -> None
         ) as chromium:
             page = chromium.page
             page.wait_for_selector("#view .racenote:visible", timeout=30_000)
-            recorded = page.inner_text("#view .lead")
+            recorded = page.inner_text("#view [data-panel=race] .lead")
             page.fill("#prompt textarea", "abc abc <b>abc</b>")
             page.click("#race-start")
             page.wait_for_function("document.querySelector('#view .racesays').textContent.startsWith('Measured')")
             assert page.is_hidden("#view .racenote")
             assert page.inner_text("#view .race .promptline span") == "abc abc <b>abc</b>"
-            assert page.inner_text("#view .lead") != recorded
+            assert page.inner_text("#view [data-panel=race] .lead") != recorded
             page.wait_for_function("!document.querySelector('#race-start').disabled")
             with page.expect_download() as download:
                 page.click("#race-save")
