@@ -363,6 +363,7 @@ def test_the_strip_leads_to_the_token_and_the_map_scrubs(chromium: ChromiumPage)
     page = inspect(chromium, "chain")
     page.keyboard.press("End")
     page.keyboard.press("Escape")
+    page.wait_for_selector("#view .strip:visible")  # a hidden strip takes no focus
     page.locator("#view .strip").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
