@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-__all__ = ["ChromiumPage", "chromium_path", "open_page", "serve_view"]
+__all__ = ["ChromiumPage", "chromium_path", "close_browser", "open_page", "serve_view"]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGS = (
@@ -29,30 +29,41 @@ _ARGS = (
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "[::1]"}
 
 
-_active: list[Any] = []  # Playwright's synchronous form runs once a thread: pages opened within another share it
+class _Shared:
+    """Playwright and Chromium, started by the first page and left to the whole session: a start costs a second."""
+
+    playwright: Any = None
+    browser: Any = None
 
 
-@contextmanager
-def _playwright() -> Iterator[Any]:
-    if _active:
-        yield _active[0]
-        return
-    from playwright.sync_api import sync_playwright
+def _playwright() -> Any:
+    if _Shared.playwright is None:
+        from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        _active.append(playwright)
-        try:
-            yield playwright
-        finally:
-            _active.clear()
+        _Shared.playwright = sync_playwright().start()
+    return _Shared.playwright
+
+
+def _browser(path: str) -> Any:
+    if _Shared.browser is None or not _Shared.browser.is_connected():
+        _Shared.browser = _playwright().chromium.launch(executable_path=path, args=list(_ARGS))
+    return _Shared.browser
+
+
+def close_browser() -> None:
+    """At the end of the session."""
+    if _Shared.browser is not None:
+        _Shared.browser.close()
+    if _Shared.playwright is not None:
+        _Shared.playwright.stop()
+    _Shared.browser = _Shared.playwright = None
 
 
 @cache
 def chromium_path() -> str | None:
     """SPECVIZ_CHROMIUM, else a Chromium on PATH, else the one that Playwright downloaded, else None."""
     try:
-        with _playwright() as playwright:
-            own = playwright.chromium.executable_path
+        own = _playwright().chromium.executable_path
     except Exception:  # Playwright is missing or cannot start: then nothing can open a page
         return None
     candidates = [os.environ.get("SPECVIZ_CHROMIUM"), *map(shutil.which, _NAMES), own]
@@ -86,7 +97,7 @@ class ChromiumPage:
 
 @contextmanager
 def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
-    """A page in a new Chromium with an empty profile; `context` goes to `new_context` (viewport, color_scheme, ...).
+    """A page of Chromium with an empty profile; `context` goes to `new_context` (viewport, color_scheme, ...).
 
     Skips the test, saying why, where there is no Chromium.
     """
@@ -96,16 +107,15 @@ def open_page(url: str | None = None, **context: Any) -> Iterator[ChromiumPage]:
         if os.environ.get("SPECVIZ_REQUIRE_BROWSER"):
             pytest.fail(why)
         pytest.skip(why)
-    with _playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGS))
-        try:
-            watched = ChromiumPage(browser.new_context(**context).new_page())
-            watched.watch()
-            if url is not None:
-                watched.page.goto(url)
-            yield watched
-        finally:
-            browser.close()
+    profile = _browser(path).new_context(**context)
+    try:
+        watched = ChromiumPage(profile.new_page())
+        watched.watch()
+        if url is not None:
+            watched.page.goto(url)
+        yield watched
+    finally:
+        profile.close()
 
 
 @contextmanager

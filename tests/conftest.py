@@ -27,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_browser() -> Iterator[None]:
+    from browser import close_browser
+
+    yield
+    close_browser()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _drafts_of_the_tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The pair `tiny` of fakes.py finds an n-gram table over its 260 ids beside the drafts that come with specviz."""
     from checks_table import tiny_table

@@ -649,8 +649,7 @@ def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_no_sideways_scroll_and_nothing_for_axe(site: Any, theme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     url = f"{site[0]}?__theme={theme}"

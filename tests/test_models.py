@@ -523,7 +523,10 @@ def test_case_113_timeout_is_no_network(monkeypatch):
 
 def test_case_113_a_hub_that_falls_silent_later_on(monkeypatch, tmp_path):
     """It answers the first question and then no more: every request has a limit."""
+    from huggingface_hub import constants
+
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the Hub library tries again for 25 s
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
     monkeypatch.setattr(fetch, "HUB_TIMEOUT_S", 0.2)
     source = save_model(tmp_path / "source")
     with FakeHub(source) as hub:

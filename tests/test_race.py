@@ -470,8 +470,7 @@ def test_a_live_race_fills_lane_by_lane_and_a_problem_leaves_it(url: str) -> Non
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing_in_a_race(url: str, theme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     size = {"width": width, "height": 900}

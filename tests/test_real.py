@@ -1,6 +1,6 @@
 """What only a real model shows: exactness in the machine's own number format, and figures that make sense.
 
-Four prompts of 32 tokens a method; `tests/scripts/compare_ids.py` does the same on 30 prompts of 64.
+Four prompts of 24 tokens a method; `tests/scripts/compare_ids.py` does the same on 30 prompts of 64.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specviz.events import RunFinished, RunStarted
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
+NUM_TOKENS = 24
 PROMPTS = Path(__file__).resolve().parents[1] / "assets" / "bench" / "prompts.jsonl"
 
 
@@ -35,7 +36,7 @@ def prompts() -> dict[str, str]:
 
 @cache
 def plain_ids(regime: str) -> tuple[int, ...]:
-    config = RunConfig(method="plain", max_new_tokens=32, exact=True)
+    config = RunConfig(method="plain", max_new_tokens=NUM_TOKENS, exact=True)
     return list(engine().stream(prompts()[regime], config))[-1].token_ids
 
 
@@ -47,7 +48,7 @@ def test_case_7_exact_methods_write_the_ids_of_plain_decoding(method: str) -> No
     """Where the self-test passes, the word is exact and all ids are equal; where it does not, no run says exact."""
     passed = engine().exactness_report().passed
     for regime, prompt in prompts().items():
-        events = list(engine().stream(prompt, RunConfig(method=method, max_new_tokens=32, exact=True)))
+        events = list(engine().stream(prompt, RunConfig(method=method, max_new_tokens=NUM_TOKENS, exact=True)))
         started, finished = events[0], events[-1]
         assert isinstance(started, RunStarted)
         assert isinstance(finished, RunFinished)

@@ -222,7 +222,7 @@ def test_the_loss_is_a_cross_entropy_and_its_gradient_is_right() -> None:
 
 
 def plan_for(kind: str, loaded: LoadedPair, **more: Any) -> Plan:
-    small = {"steps": 60, "batch": 6, "lr": 5e-3, "output_size": 128}
+    small = {"steps": 40, "batch": 6, "lr": 5e-3, "output_size": 128}
     return Plan(kind, "tiny-train", **{**default_plan(kind, loaded.num_layers), **small, **more})
 
 
@@ -256,7 +256,7 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
         pass
 
     def break_off(message: str, fraction: float | None) -> None:
-        if message.startswith("Step 23 "):
+        if message.startswith("Step 13 "):
             raise StopError
 
     monkeypatch.setenv("SPECVIZ_CACHE", str(trained_here / "again"))
@@ -270,7 +270,7 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
     assert all(torch.equal(first[key], second[key]) for key in first), "a break changes nothing"
 
     card = json.loads((folder / "card.json").read_text())
-    assert card["settings"]["steps"] == 60 and card["num_held_answers"] == len(material.held)
+    assert card["settings"]["steps"] == 40 and card["num_held_answers"] == len(material.held)
     places, runs = judge_draft(material, plan, folder)
     assert [place.top[0] for place in places] == [place["top"][0] for place in card["places"]]
     assert [place.overlap for place in places] == [place["overlap"] for place in card["places"]]
@@ -284,7 +284,7 @@ def test_training_goes_on_from_a_draft(kind, trained_here) -> None:
     """`--from`: it begins where that draft is, not where a fresh one would."""
     loaded = tiny_pair()
     corpus = write_corpus(trained_here / "corpus.npz", loaded, 24)
-    plan = plan_for(kind, loaded, steps=40)
+    plan = plan_for(kind, loaded, steps=24)
     first: list[float] = []
     last: list[float] = []
 
@@ -318,7 +318,7 @@ def test_a_trained_draft_model_runs_and_the_text_is_plain(trained_here) -> None:
     """With a trimmed vocabulary and int8, in float32: the same ids as plain decoding, whatever it guesses."""
     loaded = tiny_pair()
     corpus = write_corpus(trained_here / "corpus.npz", loaded)
-    plan = plan_for("student", loaded, steps=30)
+    plan = plan_for("student", loaded, steps=12)
     loaded.draft_folders["draft-model"] = train_on(gather(loaded, [corpus], plan), plan, trained_here / "out")
     engine = SpeculativeGenerator(loaded)
     for quant in ("auto", "float32"):

@@ -3,7 +3,8 @@
     python tests/scripts/drain.py --repeat 5
 
 Starts the dashboard, then runs the same prompts in turns: through its `spec_events`, and in this process as the command
-line does. Both by the wall clock, from the first step to the last. Prints one JSON line.
+line does. Prints the ratio of the rates, client over process, twice: by the wall clock from the call to the last event,
+the way through the server's line included, and by the run's own clock.
 """
 
 from __future__ import annotations
@@ -23,23 +24,20 @@ sys.path.insert(0, str(ROOT))
 
 from gradio_client import Client  # noqa: E402
 
-from specviz import RunConfig, SpeculativeGenerator, load_pair  # noqa: E402
+from specviz import SpeculativeGenerator, load_pair  # noqa: E402
 from specviz.events import event_to_json  # noqa: E402
 from specviz.ui.presets import load_regimes  # noqa: E402
+from specviz.ui.settings import WatchSettings  # noqa: E402
 
 
-def wall_rate(messages: Iterable[dict[str, Any]]) -> float:
-    """Tokens a second from the first step to the last event of a run."""
-    first_at = num_tokens = 0.0
+def rates_of(messages: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Tokens a second of one run: `wall`, from the call to the last event, and `engine`, as the run itself tells."""
+    called_at = time.perf_counter()
     for message in messages:
-        if message["type"] == "StepDone":
-            if first_at:
-                num_tokens += len(message["emitted"])
-            else:
-                first_at = time.perf_counter()
-        elif message["type"] == "RunFinished":
-            break
-    return num_tokens / (time.perf_counter() - first_at)
+        if message["type"] == "RunFinished":
+            wall_s = time.perf_counter() - called_at
+            return {"wall": message["num_tokens"] / wall_s, "engine": message["num_tokens"] / message["decode_s"]}
+    raise RuntimeError("The run had no end.")
 
 
 def main() -> None:
@@ -53,8 +51,9 @@ def main() -> None:
     try:
         client = _connect(f"http://127.0.0.1:{options.port}")
         engine = SpeculativeGenerator(load_pair("smollm2-135m"))
-        config = RunConfig(max_new_tokens=options.max_new_tokens)
-        rates: dict[str, list[float]] = {"client": [], "process": []}
+        asked = {"prompt": "", "max_new_tokens": options.max_new_tokens}
+        config = WatchSettings.read(asked, ["smollm2-135m"]).config  # what the endpoint makes of the same call
+        ratios: dict[str, list[float]] = {"wall": [], "engine": []}
         for turn in range(options.repeat + 1):
             for place, prompt in enumerate(prompts):
                 ways = {
@@ -63,12 +62,13 @@ def main() -> None:
                     ),
                     "process": lambda prompt=prompt: map(event_to_json, engine.stream(prompt, config)),
                 }
-                for name in sorted(ways, reverse=bool((turn + place) % 2)):
-                    rate = wall_rate(ways[name]())
+                rates = {name: rates_of(ways[name]()) for name in sorted(ways, reverse=bool((turn + place) % 2))}
+                for clock, found in ratios.items():
                     if turn:  # the first turn warms up
-                        rates[name].append(rate)
-        ratios = [mine / theirs for mine, theirs in zip(rates["client"], rates["process"], strict=True)]
-        print(json.dumps({"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios)} | rates))
+                        found.append(rates["client"][clock] / rates["process"][clock])
+        for clock, found in ratios.items():
+            low, middle, high = (round(value, 3) for value in statistics.quantiles(found, n=4))
+            print(json.dumps({"clock": clock, "ratio": middle, "quartiles": [low, high], "runs": len(found)}))
     finally:
         server.terminate()
         server.wait()
