@@ -19,7 +19,7 @@ from specviz.models.catalog import ModelPair, WeightSource, check_quant, get_pai
 from specviz.models.convert import Progress, quiet_libraries
 from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent, with_sizes
 from specviz.models.int8 import Int8Linear, quantize_int8
-from specviz.models.machine import Machine, fits, probe, set_threads
+from specviz.models.machine import Machine, fits, probe, set_threads, trim_memory
 from specviz.models.stored import draft_folder
 from specviz.models.trunk import load_trunk
 from specviz.models.vocabulary import check_same_vocabulary
@@ -58,7 +58,8 @@ class LoadedPair:
 
     target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None before it is needed.
     draft_key: which draft that is, and how it is held. draft_folders: by method, where to take a trained draft from
-        instead of the usual places.
+        instead of the usual places. trained: by method, how its trained draft is held, and that draft. These are small
+        and stay, so that visitors who take turns with them do not load them again each time.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -78,6 +79,7 @@ class LoadedPair:
     draft_key: tuple[str, str] = ("", "")
     draft_extra: TrainedDraft | None = None
     draft_folders: dict[str, Path] = field(default_factory=dict)
+    trained: dict[str, tuple[str, TrainedDraft]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -92,7 +94,7 @@ class LoadedPair:
         return load_draft(self, None if quant == "auto" else quant, copy=copy)
 
     def trained_draft(self, method: str, quant: str = "auto") -> TrainedDraft:
-        """The draft that was trained for this pair and method, kept until another draft is asked for.
+        """The draft that was trained for this pair and method, kept until it is asked for in another number format.
 
         Raises:
             ModelLoadError: there is none, or its files are damaged or made for a target of another size.
@@ -104,15 +106,20 @@ class LoadedPair:
         return self.draft_folders.get(method) or draft_folder(self.pair.name, method)
 
     def drop_draft(self) -> None:
-        """Release the draft alone."""
+        """Release the draft that was used last, unless it is a trained one."""
         self.draft = self.draft_info = self.draft_extra = None
         self.draft_key = ("", "")
-        _collect(self.device)
+        _give_back(self.device)
+
+    def drop_drafts(self) -> None:
+        """Release all of them."""
+        self.trained.clear()
+        self.drop_draft()
 
     def close(self) -> None:
         """Release both models. The pair cannot be used afterwards."""
         self.target = None
-        self.drop_draft()
+        self.drop_drafts()
 
 
 def load_pair(
@@ -246,8 +253,12 @@ def load_trained(
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
-        if loaded.draft_extra is not None and loaded.draft_key == (method, quant):
-            return loaded.draft_extra
+        held, trained = loaded.trained.get(method, ("", None))
+        if trained is not None and held == quant:
+            if loaded.draft is not None and loaded.draft_extra is None:
+                loaded.drop_draft()  # a whole model: this one needs its memory
+            _use(loaded, method, quant, trained)
+            return trained
         folder = loaded.folder_of(method)
         if folder is None:
             raise ModelLoadError(
@@ -255,6 +266,8 @@ def load_trained(
                 "`python -m specviz train --help` says how to make one."
             )
         (progress or silent)(f"Loading the trained draft as {quant}", None)
+        loaded.trained.pop(method, None)
+        trained = None
         loaded.drop_draft()
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
@@ -283,9 +296,14 @@ def load_trained(
                 "The text stays right; fewer drafts are accepted.",
             )
         trained = TrainedDraft(model, info, extra, about, notes)
-        loaded.draft, loaded.draft_info, loaded.draft_extra = model, info, trained
-        loaded.draft_key = (method, quant)
+        loaded.trained[method] = quant, trained
+        _use(loaded, method, quant, trained)
         return trained
+
+
+def _use(loaded: LoadedPair, method: str, quant: str, trained: TrainedDraft) -> None:
+    loaded.draft, loaded.draft_info, loaded.draft_extra = trained.model, trained.info, trained
+    loaded.draft_key = (method, quant)
 
 
 def held_as(quant: str, loaded: LoadedPair) -> str:
@@ -536,9 +554,11 @@ def _vocab_size(model: Any, tokenizer: Any) -> int:
     return min(known, int(model.get_output_embeddings().weight.shape[0]))
 
 
-def _collect(device: torch.device) -> None:
+def _give_back(device: torch.device) -> None:
+    """Hand the memory of what was just released back to the system."""
     import torch
 
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    trim_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -19,7 +20,17 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["Machine", "fits", "memory_limit", "peak_resident_bytes", "probe", "quota_cores", "set_threads", "versions"]
+__all__ = [
+    "Machine",
+    "fits",
+    "memory_limit",
+    "peak_resident_bytes",
+    "probe",
+    "quota_cores",
+    "set_threads",
+    "trim_memory",
+    "versions",
+]
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "bitsandbytes", "gguf", "gradio")
 UNLIMITED = 1 << 60
@@ -151,6 +162,14 @@ def peak_resident_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts in bytes, Linux in KiB
+
+
+def trim_memory() -> None:
+    """Hand freed memory back to the system. glibc keeps it in one arena per thread that has asked for some, and a
+    server's runs come from many threads; elsewhere nothing has to be done."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def versions() -> dict[str, str]:

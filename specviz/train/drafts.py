@@ -224,7 +224,7 @@ def judge_draft(
         return [], []
     loaded, method = material.loaded, KINDS[plan.kind]
     loaded.draft_folders[method] = folder
-    loaded.drop_draft()
+    loaded.drop_drafts()
     lesson = _stored_lesson(loaded, plan)
     head = loaded.target.get_output_embeddings().weight.detach()[: loaded.vocab_size]
     places = judge(lesson, head, material.batches(plan.batch, plan.seed), material.held, plan.batch, report)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ConfigError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
-from specviz.models.machine import fits, probe
+from specviz.models.machine import fits, probe, trim_memory
 from specviz.ui.attached import POLL_S, AttachedServer, Notice, Session
 from specviz.ui.downloads import Downloads, Fetch, fetch_missing
 from specviz.ui.problems import sentence_for
@@ -179,6 +179,7 @@ class EngineHost:
             if self._turn_began is not None and holds:
                 self._turns_s.append(time.monotonic() - self._turn_began)
                 self._turn_began = None
+                trim_memory()
             if holds and (loading is None or loading.leave()):
                 self._lock.release()
 
@@ -389,5 +390,5 @@ def _memory_problem(pair: ModelPair, dtype: str, freed: int) -> str | None:
 
 
 def _num_bytes(loaded: LoadedPair) -> int:
-    infos = (loaded.target_info, loaded.draft_info)
+    infos = {loaded.target_info, loaded.draft_info, *(trained.info for _, trained in loaded.trained.values())}
     return sum(info.num_bytes for info in infos if info is not None)

@@ -33,6 +33,9 @@ __all__ = ["WHOLE", "can_measure_later", "measure_plain", "new_encoder", "run_li
 WHOLE = ("eos", "stop", "length", "context")
 """Endings after which plain decoding is measured without being asked again."""
 
+REPEAT_S = 1.0
+"""How often a visitor who waits is told the same again."""
+
 _NOT_BEGUN = "Stopped before the run began. What was there stays."
 
 
@@ -106,11 +109,15 @@ def wait_for_engine(
     turn: Iterator[Notice | Engine], status: Callable[[str, float | None], str]
 ) -> Generator[str, None, Engine | None]:
     """Notices as deltas that `status` makes; returns the engine, or None if the wait was given up."""
+    said, said_at = None, 0.0
     for item in turn:
         if not isinstance(item, Notice):
             return item  # `turn` stays open: it is what holds the engine
-        # The same words go out again and again: a yield is where Gradio notices that the visitor has left.
-        yield status(item.text, item.fraction)
+        # The same words go out again: a yield is where Gradio notices that the visitor has left. Seldom, though, since
+        # each message slows the run of the visitor who is not waiting.
+        if item != said or time.monotonic() - said_at >= REPEAT_S:
+            said, said_at = item, time.monotonic()
+            yield status(item.text, item.fraction)
     return None
 
 
