@@ -25,7 +25,7 @@ from specviz.metrics import Baseline
 from specviz.trace import parse_trace
 from specviz.ui.charts import summarize
 from specviz.ui.host import MAX_WAITING, EngineHost, Notice
-from specviz.ui.live import measure_plain, new_encoder, run_live
+from specviz.ui.live import measure_plain, new_encoder, run_live, wait_for_engine
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import opening_run
@@ -245,6 +245,12 @@ def test_80_starting_and_stopping_while_another_runs_leaves_no_trace() -> None:
         assert host.num_waiting == 0
     assert list(run)[-1].reason in ("length", "eos")
     turn.close()
+
+
+def test_who_waits_is_told_the_same_seldom() -> None:
+    """Each message costs the visitor whose run is measured; new words go out at once."""
+    words = [Notice(text) for text in ("one", "one", "one", "two", "two")]
+    assert list(wait_for_engine(iter([*words, "engine"]), lambda text, _: text)) == ["one", "two"]
 
 
 def test_a_visitor_who_leaves_during_a_load_leaves_the_engine_to_it() -> None:

@@ -2,7 +2,8 @@
 
     python tests/scripts/budget.py
 
-The run is made up, with the five likeliest tokens of both models for every test, and paced: no model works beside it. Prints a JSON line: the main thread's share, its long tasks, bytes on the wire, tokens shown, frames a second.
+The run is made up, with the five likeliest tokens of both models for every test, and paced: no model works beside it.
+Prints a JSON line: the main thread's share, its long tasks, bytes on the wire, tokens shown, frames a second.
 """
 
 from __future__ import annotations
