@@ -27,7 +27,7 @@ from specviz.ui import gate, host
 from specviz.ui.downloads import MAX_FOLLOWERS
 from specviz.ui.host import Notice
 from specviz.ui.live import new_encoder, run_live
-from specviz.ui.page import build_page
+from specviz.ui.page import build_page, launch
 from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
 from specviz.ui.watch import Watch
 
@@ -255,6 +255,20 @@ def site() -> Iterator[tuple[str, Any, Loader]]:
     with served(loader) as (url, one):
         wait_until(lambda: one.status.phase == "ready", 60)
         yield url.rstrip("/"), one, loader
+
+
+def test_gradio_lets_go_of_old_pages() -> None:
+    """It keeps the components of every page that ever opened, up to a number that is ours to set."""
+    with gr.Blocks() as demo:
+        gr.Textbox()
+    launch(demo, prevent_thread_lock=True, server_name="127.0.0.1")
+    try:
+        for i in range(MAX_VISITS + 20):
+            demo.state_holder[f"page{i}"].get(1)
+        assert list(demo.state_holder.session_data)[-1] == f"page{MAX_VISITS + 19}"
+        assert len(demo.state_holder.session_data) <= MAX_VISITS + 1
+    finally:
+        demo.close()
 
 
 def upload(url: str, size: int) -> httpx.Response:

@@ -26,6 +26,7 @@ from specviz.ui.space import reach_loopback_directly
 from specviz.ui.theme import NATIVE_CSS, THEME
 from specviz.ui.tour import connect_tour
 from specviz.ui.view import VIEW_CSS
+from specviz.ui.visits import MAX_VISITS
 from specviz.ui.watch import Watch
 
 __all__ = ["build_page", "launch"]
@@ -106,6 +107,7 @@ def launch(demo: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         "quiet": True,
         "max_file_size": MAX_UPLOAD_BYTES,
         "app_kwargs": gate(),
+        "state_session_capacity": MAX_VISITS,  # Gradio keeps 0.4 MB of each page, and never lets go of a closed one
     }
     reach_loopback_directly()
     app, local, shared = demo.launch(**(settings | options))

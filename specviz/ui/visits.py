@@ -13,9 +13,11 @@ from specviz.events import Event
 from specviz.ui.settings import WatchSettings
 from specviz.ui.stream import DeltaEncoder
 
-__all__ = ["ALREADY_RUNNING", "LastRun", "Visit", "Visits"]
+__all__ = ["ALREADY_RUNNING", "MAX_VISITS", "LastRun", "Visit", "Visits"]
 
 MAX_VISITS = 256
+"""Pages that are remembered, here and by Gradio; the oldest make room."""
+
 MAX_RUNS = 16
 """Pages whose last run is kept, for its baseline: the events of a long one take ten megabytes."""
 
