@@ -45,12 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import load_catalog
+    from specviz.models.machine import keep_few_arenas
     from specviz.remote import RemoteEngine, read_addresses
     from specviz.ui.attached import AttachedServer
     from specviz.ui.host import EngineHost
     from specviz.ui.page import build_page, launch
     from specviz.ui.space import on_zero_gpu, settle_in
 
+    keep_few_arenas()
     settle_in()
     servers = [AttachedServer(RemoteEngine(address)) for address in read_addresses(options.attach)]
     options.load = options.load and not servers  # whoever watches a server need not have room for a model

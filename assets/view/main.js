@@ -78,13 +78,15 @@ function beginRun(delta) {
 
 const looksLikeCode = (text) => /```|^\s*(def |class |import |#include|function )/m.test(text ?? '');
 
+const SETTLING_STEPS = 80; // each frame of the fading-in paints the whole text: a long one does without
+
 function addStep(step) {
   if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
   for (const token of step.drafted) nameTops(token);
   run.counters = Object.fromEntries(run.counterNames.map((name, i) => [name, step.counters[i]]));
   const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {}, counters: run.counters });
   run.entries.push(entry);
-  if (!reducedMotion()) entry.span.classList.add('new');
+  if (!reducedMotion() && entry.number <= SETTLING_STEPS) entry.span.classList.add('new');
   if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');
   if (entry.number === wantedStep) { wantedStep = 0; select(entry.number, { byVisitor: false }); }
 }
