@@ -254,13 +254,16 @@ class Watch:
             self.plain: gr.Button(visible=False),
             self.note: "",
         }
-        begun = False
+        begun, shown = False, ""
         for delta in run_live(self.host, visit, settings, encoder):
             more: dict[Any, Any] = {}
             if encoder.started is not None and not begun:
                 begun = True  # the figures below belong to the run before
                 more = {self.after: gr.Column(visible=False)} | self.share.withdraw()
-            yield {self.view: delta, self.header: header_value(self.host.status)} | more
+            if (header := header_value(self.host.status)) != shown:
+                more |= {self.header: header}
+                shown = header
+            yield {self.view: delta} | more
         yield self._idle()
         if begun:
             yield self._results(visit, encoder)
