@@ -217,6 +217,8 @@ def choose(page: Any, number: int) -> None:
         }""",
         number,
     )
+    place = "document.querySelector('#view .panel[data-panel=methods] .place').textContent"
+    page.wait_for_function(f"{place}.startsWith('Step {number} ')")  # it is drawn in the next frame
 
 
 def each_step(panel: Any) -> Iterator[int]:
