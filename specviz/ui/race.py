@@ -50,7 +50,7 @@ class Race:
 
     def toolbar(self) -> None:
         """The row of actions, and the methods to race."""
-        narrow: dict[str, Any] = {"scale": 0, "min_width": 94}
+        narrow: dict[str, Any] = {"scale": 0, "min_width": 88}
         with gr.Row(elem_classes="toolbar"):
             with gr.Row(elem_classes="actions"):
                 self.settings = gr.Button("Settings", elem_classes="open-settings", **narrow)
@@ -60,7 +60,7 @@ class Race:
                     elem_classes="run",
                     elem_id="race-start",
                     scale=0,
-                    min_width=170,
+                    min_width=156,
                 )
                 self.stop = gr.Button("Stop", interactive=False, elem_classes="stop", elem_id="race-stop", **narrow)
             with gr.Row(elem_classes="extras"):
