@@ -267,7 +267,7 @@ def load_trained(
             )
         (progress or silent)(f"Loading the trained draft as {quant}", None)
         loaded.trained.pop(method, None)
-        trained = None
+        trained = None  # or the old one would stay beside the new
         loaded.drop_draft()
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
