@@ -223,7 +223,7 @@ def test_the_loss_is_a_cross_entropy_and_its_gradient_is_right() -> None:
 
 
 def plan_for(kind: str, loaded: LoadedPair, **more: Any) -> Plan:
-    small = {"steps": 48, "batch": 6, "lr": 5e-3, "output_size": 128}
+    small = {"steps": 60, "batch": 6, "lr": 5e-3, "output_size": 128}
     return Plan(kind, "tiny-train", **{**default_plan(kind, loaded.num_layers), **small, **more})
 
 
@@ -251,13 +251,13 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
 
     material = gather(loaded, [corpus], plan)
     folder = train_on(material, plan, trained_here / "whole", report)
-    assert losses[-1] < 0.95 * losses[0], "it learns"
+    assert losses[-1] < 0.9 * losses[0], "it learns"
 
     class StopError(Exception):
         pass
 
     def break_off(message: str, fraction: float | None) -> None:
-        if message.startswith("Step 13 "):
+        if message.startswith("Step 23 "):
             raise StopError
 
     monkeypatch.setenv("SPECVIZ_CACHE", str(trained_here / "again"))
@@ -271,7 +271,7 @@ def test_training_learns_goes_on_after_a_break_and_tells_the_truth(kind, trained
     assert all(torch.equal(first[key], second[key]) for key in first), "a break changes nothing"
 
     card = json.loads((folder / "card.json").read_text())
-    assert card["settings"]["steps"] == 48 and card["num_held_answers"] == len(material.held)
+    assert card["settings"]["steps"] == 60 and card["num_held_answers"] == len(material.held)
     places, runs = judge_draft(material, plan, folder)
     assert [place.top[0] for place in places] == [place["top"][0] for place in card["places"]]
     assert [place.overlap for place in places] == [place["overlap"] for place in card["places"]]

@@ -58,8 +58,8 @@ class LoadedPair:
 
     target, draft: transformers causal LMs in eval mode without gradients, on `device`; draft None before it is needed.
     draft_key: which draft that is, and how it is held. draft_folders: by method, where to take a trained draft from
-        instead of the usual places. trained: by method, how its trained draft is held, and that draft. These are small
-        and stay, so that visitors who take turns with them do not load them again each time.
+        instead of the usual places. trained: by method, its trained draft. These are small and stay, so that visitors
+        who take turns with them do not load them again each time.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -79,7 +79,7 @@ class LoadedPair:
     draft_key: tuple[str, str] = ("", "")
     draft_extra: TrainedDraft | None = None
     draft_folders: dict[str, Path] = field(default_factory=dict)
-    trained: dict[str, tuple[str, TrainedDraft]] = field(default_factory=dict)
+    trained: dict[str, TrainedDraft] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -253,12 +253,10 @@ def load_trained(
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
-        held, trained = loaded.trained.get(method, ("", None))
-        if trained is not None and held == quant:
+        if method in loaded.trained and loaded.trained[method].info.quantization == quant:
             if loaded.draft is not None and loaded.draft_extra is None:
                 loaded.drop_draft()  # a whole model: this one needs its memory
-            _use(loaded, method, quant, trained)
-            return trained
+            return _use(loaded, method)
         folder = loaded.folder_of(method)
         if folder is None:
             raise ModelLoadError(
@@ -267,7 +265,6 @@ def load_trained(
             )
         (progress or silent)(f"Loading the trained draft as {quant}", None)
         loaded.trained.pop(method, None)
-        trained = None  # or the old one would stay beside the new
         loaded.drop_draft()
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
@@ -295,15 +292,15 @@ def load_trained(
                 f"The draft was trained on other weights ({theirs[:8]}…) than this target's ({ours[:8]}…). "
                 "The text stays right; fewer drafts are accepted.",
             )
-        trained = TrainedDraft(model, info, extra, about, notes)
-        loaded.trained[method] = quant, trained
-        _use(loaded, method, quant, trained)
-        return trained
+        loaded.trained[method] = TrainedDraft(model, info, extra, about, notes)
+        return _use(loaded, method)
 
 
-def _use(loaded: LoadedPair, method: str, quant: str, trained: TrainedDraft) -> None:
+def _use(loaded: LoadedPair, method: str) -> TrainedDraft:
+    trained = loaded.trained[method]
     loaded.draft, loaded.draft_info, loaded.draft_extra = trained.model, trained.info, trained
-    loaded.draft_key = (method, quant)
+    loaded.draft_key = (method, trained.info.quantization)
+    return trained
 
 
 def held_as(quant: str, loaded: LoadedPair) -> str:

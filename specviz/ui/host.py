@@ -390,5 +390,5 @@ def _memory_problem(pair: ModelPair, dtype: str, freed: int) -> str | None:
 
 
 def _num_bytes(loaded: LoadedPair) -> int:
-    infos = {loaded.target_info, loaded.draft_info, *(trained.info for _, trained in loaded.trained.values())}
+    infos = {loaded.target_info, loaded.draft_info, *(trained.info for trained in loaded.trained.values())}
     return sum(info.num_bytes for info in infos if info is not None)
