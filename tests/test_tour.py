@@ -114,3 +114,20 @@ def test_guess_see_the_answer_leave_and_resume(site: str, stops: list[Stop]) -> 
         assert page.locator("#view .tour .glossary dt").count() >= 20
         assert not chromium.errors
         assert not chromium.outside
+
+
+@pytest.mark.browser
+def test_a_linked_tab_outlasts_gradios_own_choice_but_not_the_visitors(site: str) -> None:
+    with open_page(f"{site}?tab=tour") as chromium:
+        page = chromium.page
+        shown = "#view .panel[data-panel={}]:not([hidden])"
+        page.wait_for_selector(shown.format("tour"))
+        page.evaluate("document.querySelector('#tab-watch-button').click()")  # as Gradio does when it has mounted
+        page.wait_for_selector(shown.format("watch"))
+        page.wait_for_selector(shown.format("tour"))
+        assert "tab=tour" in page.url
+        page.locator("#tab-watch-button").click()
+        page.wait_for_selector(shown.format("watch"))
+        page.wait_for_timeout(400)  # longer than it takes to press again
+        assert page.locator(shown.format("watch")).count() == 1
+        assert "tab=" not in page.url

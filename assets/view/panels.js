@@ -27,17 +27,22 @@ function openTab(id) {
 }
 
 const TABS_WITHIN_MS = 20000;
+const tabOfAddress = new URLSearchParams(location.search).get('tab');
+let wantedTab = /^[a-z]+$/.test(tabOfAddress ?? '') ? tabOfAddress : null; // until the visitor chooses
 
-/** Presses the tab until it answers: Gradio may mount its tabs after the view, and listens to them later still. */
+for (const act of ['pointerdown', 'keydown']) addEventListener(act, ({ isTrusted }) => { if (isTrusted) wantedTab = null; }, true);
+
+/** Presses the tab until it is in view: Gradio mounts its tabs late, listens later, and last of all selects its own. */
 function openPanelOfAddress() {
-  const id = new URLSearchParams(location.search).get('tab');
-  if (!/^[a-z]+$/.test(id ?? '') || document.body.dataset.tab || performance.now() > TABS_WITHIN_MS) return;
-  openTab(id);
+  if (performance.now() > TABS_WITHIN_MS) wantedTab = null;
+  if (!wantedTab || panelInView === wantedTab) return;
+  openTab(wantedTab);
   setTimeout(openPanelOfAddress, 100);
 }
 
 addEventListener('specviz:tab', ({ detail }) => {
   if (detail === panelInView) return;
   showPanel(detail);
-  keepInAddress('tab', detail === 'watch' ? null : detail);
+  if (wantedTab && detail !== wantedTab) setTimeout(openPanelOfAddress, 100);
+  else keepInAddress('tab', detail === 'watch' ? null : detail);
 });
