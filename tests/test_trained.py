@@ -231,6 +231,7 @@ def plan_for(kind: str, loaded: LoadedPair, **more: Any) -> Plan:
 def trained_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own, so that checkpoints do not meet."""
     monkeypatch.setenv("SPECVIZ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(drafts, "RUN_TOKENS", 16)  # a card's runs take longer than the training of a tiny draft
     return tmp_path
 
 

@@ -172,7 +172,7 @@ const acceptanceLook = (define, says, total, rolling) => ({
     { key: total, label: (v) => `${fixed(v, 3)} so far`, shape: 'ln thin run', end: 'ink bold', dot: 'inkF' },
   ],
   finding: (last) => `${says} by step: ${fixed(last[total], 3)} over the run, ${fixed(last[rolling], 2)} over the last 8 steps.`,
-  table: [['last 8 steps', (e) => fixed(e.series[rolling], 3)], ['so far', (e) => fixed(e.series[total], 3)]],
+  table: [['last 8 steps', (e) => fixed(e.counters[rolling], 3)], ['so far', (e) => fixed(e.counters[total], 3)]],
 });
 
 // `looks`: what differs between the readings of `choice`, see words.js
@@ -188,8 +188,8 @@ const CHARTS = [
     name: 'speed', define: 'rolling', title: 'Tokens per second', caption: 'this run, by step', top: (most) => niceTop(most), ticks: (top) => [0, top / 3, (2 * top) / 3, top],
     lines: [{ key: 'rolling_tokens_per_s', label: (v) => `${fixed(v, 1)} last 8`, shape: 'ln run', end: 'ink bold', dot: 'inkF' }],
     level: () => run.plain?.tokens_per_s, levelLabel: (v) => `${fixed(v, 1)} plain`,
-    finding: (last) => `Tokens per second by step: ${fixed(last.rolling_tokens_per_s, 1)} over the last 8 steps, ${fixed(last.tokens_per_s, 1)} over the run${run.plain ? `; plain decoding ${fixed(run.plain.tokens_per_s, 1)}` : ''}.`,
-    table: [['last 8 steps', (e) => fixed(e.series.rolling_tokens_per_s, 1)], ['so far', (e) => fixed(e.series.tokens_per_s, 1)]],
+    finding: (last) => `Tokens per second by step: ${fixed(last.rolling_tokens_per_s, 1)} over the last 8 steps, ${fixed(last.decode_tokens_per_s, 1)} over the run${run.plain ? `; plain decoding ${fixed(run.plain.tokens_per_s, 1)}` : ''}.`,
+    table: [['last 8 steps', (e) => fixed(e.counters.rolling_tokens_per_s, 1)], ['so far', (e) => fixed(e.counters.decode_tokens_per_s, 1)]],
   },
   {
     name: 'kept', bars: true, height: 96, choice: 'step',
@@ -243,7 +243,7 @@ function drawCharts(entries) {
   for (const chart of CHARTS.map(look)) {
     if (!chart.width) continue;
     if (!entries.length) { chart.box.replaceChildren(); continue; }
-    const label = chart.finding(entries.at(-1).series);
+    const label = chart.finding(entries.at(-1).counters);
     const frame = { width: chart.width, height: chart.height ?? 150, left: 30, right: chart.bars ? 4 : 96, top: 8, bottom: 22 };
     const node = picture(frame.width, frame.height, label);
     if (chart.bars) drawBars(node, frame, chart, entries); else drawLines(node, frame, chart, entries);
@@ -280,7 +280,7 @@ function drawStepTicks(node, frame, x, entries) {
 
 function drawLines(node, frame, chart, entries) {
   const level = chart.level?.();
-  const most = Math.max(level ?? 0, ...chart.lines.flatMap((line) => entries.map((entry) => entry.series[line.key] ?? 0)));
+  const most = Math.max(level ?? 0, ...chart.lines.flatMap((line) => entries.map((entry) => entry.counters[line.key] ?? 0)));
   const top = chart.top(most);
   const { x, y } = scales(frame, entries.length, top);
   drawGrid(node, frame, y, chart.ticks(top));
@@ -291,7 +291,7 @@ function drawLines(node, frame, chart, entries) {
     ends.push({ y: y(level), x: frame.width - frame.right, text: chart.levelLabel(level), className: 't13' });
   }
   for (const line of chart.lines) {
-    const points = entries.map((entry, i) => [x(i), entry.series[line.key]]);
+    const points = entries.map((entry, i) => [x(i), entry.counters[line.key]]);
     const known = points.filter(([, value]) => value != null);
     if (!known.length) continue;
     node.append(svg('path', { class: line.shape, d: pathOf(points, y) }));

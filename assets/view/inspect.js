@@ -64,9 +64,9 @@ function drawTransport() {
   if (!ready) $('.sofar').textContent = run.phase === 'running' ? 'The run is still going on. It can be replayed once it is done.' : '';
   else if (!last) $('.sofar').textContent = 'Nothing written yet.';
   else {
-    const { num_tokens, alpha, tokens_per_s } = last.series;
+    const { num_tokens, alpha, decode_tokens_per_s } = last.counters;
     const kept = alpha == null ? '' : ` · per-token acceptance ${fixed(alpha, 3)}`;
-    $('.sofar').textContent = `Up to step ${last.step.index} of ${run.entries.length}: ${counted(num_tokens, 'token')}${kept} · ${fixed(tokens_per_s, 1)} tokens a second`;
+    $('.sofar').textContent = `Up to step ${last.step.index} of ${run.entries.length}: ${counted(num_tokens, 'token')}${kept} · ${fixed(decode_tokens_per_s, 1)} tokens a second`;
   }
   if (replay.playing) speak($('.sofar').textContent);
 }

@@ -84,7 +84,7 @@ function addStep(step) {
   if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
   for (const token of step.drafted) nameTops(token);
   run.counters = Object.fromEntries(run.counterNames.map((name, i) => [name, step.counters[i]]));
-  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, series: step.series ?? {}, counters: run.counters });
+  const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, counters: run.counters });
   run.entries.push(entry);
   if (!reducedMotion() && entry.number <= SETTLING_STEPS) entry.span.classList.add('new');
   if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');
@@ -189,7 +189,7 @@ function renderVerdict() {
 }
 
 function progressAt(count) {
-  return count ? `${counted(run.entries[count - 1].series.num_tokens, 'token')} in ${counted(count, 'step')}` : 'Nothing written yet';
+  return count ? `${counted(run.entries[count - 1].counters.num_tokens, 'token')} in ${counted(count, 'step')}` : 'Nothing written yet';
 }
 
 const BAR_PX = 148; // leaves the headline room for one line beside the sidebar, at 1280

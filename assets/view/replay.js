@@ -158,7 +158,7 @@ function drawClocks() {
   const whole = replay.number === null && panelInView !== 'inspect';
   if (!run.entries?.length) return drawPlayhead(null);
   const clock = replay.playing ? replay.clock : runClockAt(replayPosition(), replay.number === null ? COMMIT : replay.phase);
-  const total = run.entries.at(-1).series.decode_s;
+  const total = run.entries.at(-1).counters.decode_s;
   drawPlayhead(whole || !canReplay() ? null : placeOnMap(clock), replay.number === null ? null : stepsShown());
   const [now, end] = [`${fixed(clock, 2)}\u00a0s`, `${seconds(total)}`];
   if (panelInView === 'inspect') {

@@ -333,7 +333,9 @@ def _from_hub(source: WeightSource, staging: Path, report: Progress) -> Provenan
             )
         else:
             try:
-                get_session().timeout = HUB_TIMEOUT_S  # the library's own default waits for ever
+                hooks = get_session().event_hooks["request"]
+                if _limit_request not in hooks:
+                    hooks.append(_limit_request)
                 # For a commit too: one request tells a Hub that hangs or refuses, without the later ones' retries.
                 info = HfApi(endpoint=HUB_ENDPOINT).model_info(
                     source.repo, revision=source.revision, timeout=HUB_TIMEOUT_S
@@ -424,6 +426,15 @@ def _link_files(cached: Path, staging: Path) -> None:
                 os.link(path.resolve(), target)
             except OSError:
                 shutil.copyfile(path, target)
+
+
+def _limit_request(request: Any) -> None:
+    """A hook of the Hub library's session: a limit for a request that has none. The library asks for a list of files
+    with "no timeout" in so many words, which a limit of the session's own does not overrule."""
+    limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+    request.extensions["timeout"] = {
+        name: HUB_TIMEOUT_S if seconds is None else seconds for name, seconds in limits.items()
+    }
 
 
 def _tqdm_class(source: WeightSource, report: Progress) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import gradio as gr
 
-from specviz.ui.host import HostStatus
+from specviz.ui.host import EngineHost, HostStatus
 
-__all__ = ["header_value", "make_header"]
+__all__ = ["HeaderNews", "header_value", "make_header"]
 
 _TEMPLATE = """
 <header class="masthead">
@@ -35,6 +36,21 @@ def header_value(status: HostStatus) -> str:
     """The component's value for a status."""
     text = status.text.split(". ")[0] if status.phase == "failed" else status.text  # the view has the whole of it
     return json.dumps({"phase": status.phase, "text": text, "fraction": status.fraction})
+
+
+class HeaderNews:
+    """For a handler that yields often: the line's update when it has changed since the last time it was asked."""
+
+    def __init__(self, header: gr.HTML, host: EngineHost):
+        self._header, self._host = header, host
+        self._shown = ""
+
+    def __call__(self) -> dict[Any, Any]:
+        value = header_value(self._host.status)
+        if value == self._shown:
+            return {}
+        self._shown = value
+        return {self._header: value}
 
 
 def make_header(status: HostStatus) -> gr.HTML:

@@ -16,7 +16,7 @@ from specviz.lab.experiments import EXPERIMENTS
 from specviz.lab.record import load_findings, to_csv
 from specviz.lab.words import answer, measured_where
 from specviz.ui.api import CONCURRENCY
-from specviz.ui.header import header_value
+from specviz.ui.header import HeaderNews
 from specviz.ui.lab_charts import figures
 from specviz.ui.lab_live import measure_live
 from specviz.ui.lab_parts import (
@@ -104,6 +104,7 @@ class Lab:
                 return
             yield {part.measure: gr.Button(interactive=False), part.stop: gr.Button(visible=True, interactive=True)}
             visit = self._visits[name].of(request.session_hash)
+            header = HeaderNews(watch.header, watch.host)
             waiting: Finding | None = None
             drawn = 0.0
             report = Report("", 0.0)
@@ -113,12 +114,12 @@ class Lab:
                 if waiting is not None and time.monotonic() - drawn > REDRAW_S:
                     out |= self._shown(name, waiting)
                     waiting, drawn = None, time.monotonic()
-                yield out | {watch.header: header_value(watch.host.status)}
+                yield out | header()
             done: dict[Any, Any] = {
                 part.measure: gr.Button(interactive=True), part.stop: gr.Button(visible=False),
-                part.state: state_value(report), watch.header: header_value(watch.host.status),
+                part.state: state_value(report),
             }  # fmt: skip
-            yield done | (self._shown(name, waiting) if waiting is not None else {})
+            yield done | header() | (self._shown(name, waiting) if waiting is not None else {})
 
         return measure
 

@@ -11,7 +11,7 @@ from specviz.drafters.registry import METHODS
 from specviz.errors import SpecvizError
 from specviz.models.catalog import ModelPair
 from specviz.ui.api import CONCURRENCY
-from specviz.ui.header import header_value
+from specviz.ui.header import HeaderNews
 from specviz.ui.host import EngineHost
 from specviz.ui.lanes import Lane, load_lanes, to_csv
 from specviz.ui.outbox import Outbox
@@ -104,8 +104,9 @@ class Race:
             self.start: gr.Button(interactive=False),
             self.stop: gr.Button(interactive=True),
         }
+        header = HeaderNews(self.header, self.host)
         for delta in run_race(self.host, self.visits.of(request.session_hash), settings, encoder):
-            yield {self.view: delta, self.header: header_value(self.host.status)}
+            yield {self.view: delta} | header()
         yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)}
         if encoder.lanes:
             yield self._saved(encoder)

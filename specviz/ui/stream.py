@@ -5,11 +5,11 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     run, seq    run id; number of the delta within the run, from 0 without gaps. The last one may arrive twice.
     mode        "live" or "recorded"; a recorded run arrives whole and the page plays it on its own clock
     status      {"text", "fraction"}: what goes on before, between and after steps (loading, queued, plain run, done)
-    start       RunStarted as JSON; with it "counter_names", the keys of `Counters.to_json`
+    start       RunStarted as JSON; with it "counter_names", the keys of "counters"
     prefill     PrefillDone as JSON
-    steps       list of StepDone as `steps.step_json` writes it, each with "series": cumulative values after that step,
-                for the live charts; and "counters": all counts and rates of that moment, in the order of their names
-    counters    all counts and rates of the run by name (`Counters.to_json`), with `finish`
+    steps       list of StepDone as `steps.step_json` writes it, each with "counters": all counts and rates of that
+                moment, in the order of their names
+    counters    all counts and rates of the run by name (`Counters.to_json`, and the rolling ones), with `finish`
     positions   {"conditional": [...], "unconditional": [...]}, with `finish`
     finish      RunFinished as JSON
     plain       Baseline as JSON, once it has been measured
@@ -65,13 +65,13 @@ class DeltaEncoder:
             self.counters.update(event)
             if isinstance(event, RunStarted):
                 self.started, delta["start"] = event, event_to_json(event)
-                delta["counter_names"] = list(self.counters.to_json())
+                delta["counter_names"] = list(self._moment())
             elif isinstance(event, PrefillDone):
                 delta["prefill"] = event_to_json(event)
                 self._cache_len = event.prompt_len - 1  # the last token of the prompt is fed by the first step
             elif isinstance(event, StepDone):
                 step = step_json(event, began_s, self._cache_len)
-                steps.append(step | {"series": self._series(), "counters": list(self.counters.to_json().values())})
+                steps.append(step | {"counters": list(self._moment().values())})
                 self._cache_len = event.cache_len
             else:
                 self.finished, delta["finish"] = event, event_to_json(event)
@@ -79,7 +79,7 @@ class DeltaEncoder:
             delta["steps"] = steps
             delta["status"] = {"text": progress_sentence(self.counters), "fraction": None}
         if self.finished is not None and "finish" in delta:
-            delta["counters"] = self.counters.to_json()
+            delta["counters"] = self._moment()
             delta["status"] = {"text": finish_sentence(self.finished), "fraction": None}
             delta["positions"] = {
                 "conditional": self.counters.by_position(),
@@ -106,17 +106,12 @@ class DeltaEncoder:
         """A delta that shows a sentence as normal content of the page."""
         return self._pack({"mode": self.mode, "error": text, "status": {"text": text, "fraction": None}})
 
-    def _series(self) -> dict[str, Any]:
+    def _moment(self) -> dict[str, Any]:
         c = self.counters
-        return {
-            "alpha": c.alpha,
+        return c.to_json() | {
             "rolling_alpha": c.rolling_alpha,
-            "acceptance_rate": c.acceptance_rate,
             "rolling_acceptance_rate": c.rolling_acceptance_rate,
-            "tokens_per_s": c.decode_tokens_per_s,
             "rolling_tokens_per_s": c.rolling_tokens_per_s,
-            "num_tokens": c.num_tokens,
-            "decode_s": c.decode_s,
         }
 
     def _verdict(self) -> dict[str, Any]:

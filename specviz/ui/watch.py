@@ -15,7 +15,7 @@ from specviz.models.catalog import DRAFT_QUANTS, ModelPair
 from specviz.ui.api import CONCURRENCY
 from specviz.ui.charts import summarize
 from specviz.ui.figures import TEXT_JS, Figures
-from specviz.ui.header import header_value
+from specviz.ui.header import HeaderNews, header_value
 from specviz.ui.host import EngineHost
 from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_live
 from specviz.ui.presets import load_regimes
@@ -254,16 +254,13 @@ class Watch:
             self.plain: gr.Button(visible=False),
             self.note: "",
         }
-        begun, shown = False, ""
+        begun, header = False, HeaderNews(self.header, self.host)
         for delta in run_live(self.host, visit, settings, encoder):
             more: dict[Any, Any] = {}
             if encoder.started is not None and not begun:
                 begun = True  # the figures below belong to the run before
                 more = {self.after: gr.Column(visible=False)} | self.share.withdraw()
-            if (header := header_value(self.host.status)) != shown:
-                more |= {self.header: header}
-                shown = header
-            yield {self.view: delta} | more
+            yield {self.view: delta} | more | header()
         yield self._idle()
         if begun:
             yield self._results(visit, encoder)
