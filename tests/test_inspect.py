@@ -84,7 +84,7 @@ def long_run() -> list[Event]:
 
 
 def decode_s(delta: dict[str, Any]) -> list[float]:
-    place = delta["counter_names"].index("decode_s")
+    place = delta["names"]["counters"].index("decode_s")
     return [step["counters"][place] for step in delta["steps"]]
 
 
@@ -103,12 +103,27 @@ def test_a_step_carries_its_clock_and_its_cache() -> None:
 def test_counts_of_a_moment_are_values_in_the_order_of_their_names() -> None:
     events = STREAMS["chain"]()
     delta = json.loads(recorded_delta(events, None, "chain"))
-    first = dict(zip(delta["counter_names"], delta["steps"][0]["counters"], strict=True))
+    first = dict(zip(delta["names"]["counters"], delta["steps"][0]["counters"], strict=True))
     so_far = fold(events[:3])
     rolling = {name: getattr(so_far, name) for name in first if name.startswith("rolling_")}
     assert len(rolling) == 3
     assert first == pytest.approx(so_far.to_json() | rolling, rel=1e-5)
-    assert dict(zip(delta["counter_names"], delta["steps"][-1]["counters"], strict=True)) == delta["counters"]
+    assert dict(zip(delta["names"]["counters"], delta["steps"][-1]["counters"], strict=True)) == delta["counters"]
+
+
+def test_tokens_travel_as_values_in_the_order_of_their_names() -> None:
+    delta = json.loads(recorded_delta(detailed(), None, "detailed"))
+    drafted_names, emitted_names = delta["names"]["drafted"], delta["names"]["emitted"]
+    [sent] = delta["steps"]
+    kept, refused = (dict(zip(drafted_names, values, strict=False)) for values in sent["drafted"])
+    assert kept == {
+        "token_id": 11, "text": " of", "parent": -1, "fate": "accepted", "label": None, "draft_prob": 0.88,
+        "target_prob": 0.83, "accept_prob": 0.8, "coin": 0.2, "overlap": 0.7,
+    }  # fmt: skip
+    assert (refused["coin"], refused["residual_top"]) == (0.71, [[205, "gas!!", 0.6], [206, "dust..", 0.05]])
+    assert dict(zip(emitted_names, sent["emitted"][1], strict=True)) == {
+        "token_id": 205, "text": "gas!!", "origin": "corrected", "label": None, "special": None, "target_prob": 0.6,
+    }  # fmt: skip
 
 
 def test_1000_tokens_with_their_likeliest_ones_stay_under_a_megabyte() -> None:

@@ -38,7 +38,7 @@ class Run:
         if numbers != sorted(numbers) or set(numbers) != set(range(len(set(numbers)))):  # the last may come twice
             found.append("an update is missing")
         steps = [step for delta in self.deltas for step in delta.get("steps", ())]
-        shown = [token["token_id"] for step in steps for token in step["emitted"]]
+        shown = [token[0] for step in steps for token in step["emitted"]]
         if shown != ends[0]["token_ids"]:
             found.append("the tokens that arrived are not those of the run")
         return found

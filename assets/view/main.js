@@ -58,7 +58,7 @@ function beginRun(delta) {
   resetReplay();
   Object.assign(run, {
     id: delta.run, mode: delta.mode, start: delta.start, phase: 'running', entries: [], progress: 'Reading the prompt',
-    counterNames: delta.counter_names, counters: null, verdict: null, positions: null, finish: null, plain: feed.plain,
+    names: delta.names, counters: null, verdict: null, positions: null, finish: null, plain: feed.plain,
     source: delta.source,
   });
   rememberSource(delta);
@@ -82,8 +82,9 @@ const SETTLING_STEPS = 80; // each frame of the fading-in paints the whole text:
 
 function addStep(step) {
   if (run.entries.length && step.index <= run.entries.at(-1).step.index) return; // already here
-  for (const token of step.drafted) nameTops(token);
-  run.counters = Object.fromEntries(run.counterNames.map((name, i) => [name, step.counters[i]]));
+  step.drafted = step.drafted.map((values) => nameTops(named(run.names.drafted, values)));
+  step.emitted = step.emitted.map((values) => named(run.names.emitted, values));
+  run.counters = named(run.names.counters, step.counters);
   const entry = Object.assign(appendStep(step), { number: run.entries.length + 1, counters: run.counters });
   run.entries.push(entry);
   if (!reducedMotion() && entry.number <= SETTLING_STEPS) entry.span.classList.add('new');
@@ -91,11 +92,15 @@ function addStep(step) {
   if (entry.number === wantedStep) { wantedStep = 0; select(entry.number, { byVisitor: false }); }
 }
 
+/** Counts and tokens travel as values without their names. */
+const named = (names, values) => Object.fromEntries(values.map((value, i) => [names[i], value]));
+
 const TOPS = ['draft_top', 'target_top', 'residual_top'];
 
 /** Likeliest tokens travel as triples. */
 function nameTops(token) {
   for (const name of TOPS) if (token[name]) token[name] = token[name].map(([token_id, text, prob]) => ({ token_id, text, prob }));
+  return token;
 }
 
 function finishRun(finish, text) {

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from specviz.events import StepDone, event_to_json
+from specviz.events import DraftedToken, EmittedToken, StepDone, event_to_json
 
-__all__ = ["DIGITS", "short_floats", "step_json"]
+__all__ = ["DIGITS", "TOKEN_NAMES", "short_floats", "step_json"]
 
 DIGITS = 6
 """Significant digits of a number on the wire."""
+
+TOKEN_NAMES = {
+    "drafted": [field.name for field in fields(DraftedToken)],
+    "emitted": [field.name for field in fields(EmittedToken)],
+}
+"""What the values of a token mean, in their order."""
 
 _TOPS = ("draft_top", "target_top", "residual_top")
 
@@ -22,7 +29,8 @@ def step_json(step: StepDone, began_s: float, cache_before: int) -> dict[str, An
     cache        entries of the target's cache: `before` the step, `checked` with what its pass wrote ahead, `after` it,
                  and `extra` rows, padding or scored for the drafter's own use; None where the pass is not known
 
-    Lists of likeliest tokens are triples [token_id, text, prob]: their names would be a third of a run's bytes.
+    Tokens are lists of values in the order of TOKEN_NAMES, None where nothing is known, cut behind the last known one;
+    likeliest tokens are triples [token_id, text, prob]. With all their names a run would be twice the bytes.
     began_s: seconds of all steps before this one. cache_before: entries that counted before it.
     """
     data = event_to_json(step)
@@ -31,6 +39,8 @@ def step_json(step: StepDone, began_s: float, cache_before: int) -> dict[str, An
         for name in _TOPS:
             if name in token:
                 token[name] = [list(one.values()) for one in token[name]]
+    for name, names in TOKEN_NAMES.items():
+        data[name] = [_values(token, names) for token in data[name]]
     drafted_s = began_s + step.draft_s
     checked_s = drafted_s + step.verify_s
     seconds = step.draft_s + step.verify_s + step.other_s
@@ -46,6 +56,11 @@ def step_json(step: StepDone, began_s: float, cache_before: int) -> dict[str, An
             "extra": max(0, step.rows - written),
         }
     return data
+
+
+def _values(token: dict[str, Any], names: list[str]) -> list[Any]:
+    last = max(place for place, name in enumerate(names) if name in token)
+    return [token.get(name) for name in names[: last + 1]]
 
 
 def short_floats(value: Any) -> Any:

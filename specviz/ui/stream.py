@@ -5,10 +5,9 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     run, seq    run id; number of the delta within the run, from 0 without gaps. The last one may arrive twice.
     mode        "live" or "recorded"; a recorded run arrives whole and the page plays it on its own clock
     status      {"text", "fraction"}: what goes on before, between and after steps (loading, queued, plain run, done)
-    start       RunStarted as JSON; with it "counter_names", the keys of "counters"
+    start       RunStarted as JSON; with it "names": what the values of "counters", "drafted" and "emitted" mean
     prefill     PrefillDone as JSON
-    steps       list of StepDone as `steps.step_json` writes it, each with "counters": all counts and rates of that
-                moment, in the order of their names
+    steps       list of StepDone as `steps.step_json` writes it, and "counters" of that moment, without their names
     counters    all counts and rates of the run by name (`Counters.to_json`, and the rolling ones), with `finish`
     positions   {"conditional": [...], "unconditional": [...]}, with `finish`
     finish      RunFinished as JSON
@@ -31,7 +30,7 @@ from typing import Any
 from specviz.detokenize import visible_part
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
 from specviz.metrics import Baseline, Counters
-from specviz.ui.steps import short_floats, step_json
+from specviz.ui.steps import TOKEN_NAMES, short_floats, step_json
 from specviz.words import finish_sentence, progress_sentence, verdict
 
 __all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "cut_short", "recorded_delta", "stoppable"]
@@ -65,7 +64,7 @@ class DeltaEncoder:
             self.counters.update(event)
             if isinstance(event, RunStarted):
                 self.started, delta["start"] = event, event_to_json(event)
-                delta["counter_names"] = list(self._moment())
+                delta["names"] = {"counters": list(self._moment()), **TOKEN_NAMES}
             elif isinstance(event, PrefillDone):
                 delta["prefill"] = event_to_json(event)
                 self._cache_len = event.prompt_len - 1  # the last token of the prompt is fed by the first step
