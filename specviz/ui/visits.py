@@ -29,12 +29,16 @@ MAX_KEY = 64
 
 @dataclass(slots=True)
 class LastRun:
-    """A finished run, with what is needed to measure its baseline later."""
+    """A finished run, with what is needed to measure its baseline later.
+
+    is_shown: whether the figures and files under it are on the page, the baseline with them.
+    """
 
     settings: WatchSettings
     encoder: DeltaEncoder
     events: list[Event]
     plain: list[Event] = field(default_factory=list)
+    is_shown: bool = False
 
 
 @dataclass(slots=True)

@@ -32,9 +32,8 @@ from specviz.ui.settings import (
     read_link,
 )
 from specviz.ui.share import Share
-from specviz.ui.stream import DeltaEncoder
 from specviz.ui.view import make_view
-from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visit, Visits
+from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visits
 
 __all__ = ["OPEN_SETTINGS_JS", "PRIVATE", "Watch"]
 
@@ -207,15 +206,17 @@ class Watch:
         `WatchSettings` refuses them as content of the page."""
         self.header = header
         inputs = list(self.fields.values())
-        outputs = [
-            header, self.view, self.run, self.stop, self.plain, self.note, self.after, *self.share.parts,
-            *self.figures.parts,
-        ]  # fmt: skip
+        live = [header, self.view, self.run, self.stop, self.plain, self.note, self.after, *self.share.parts]
+        outputs = [*live, *self.figures.parts]
         raw: dict[str, Any] = PRIVATE | {"preprocess": False}
         quick: dict[str, Any] = raw | {"queue": False}
-        self.run.click(self._run, inputs, outputs, **raw, **CONCURRENCY)
-        self.fields["prompt"].submit(self._run, inputs, outputs, **raw, **CONCURRENCY)
-        self.plain.click(self._measure, None, outputs, **raw, **CONCURRENCY)
+        # Gradio writes something of every output into every message: the figures, which come last, are not among them.
+        for run in (
+            self.run.click(self._run, inputs, live, **raw, **CONCURRENCY),
+            self.fields["prompt"].submit(self._run, inputs, live, **raw, **CONCURRENCY),
+            self.plain.click(self._measure, None, live, **raw, **CONCURRENCY),
+        ):
+            run.then(self._results, None, outputs, **quick)
         self.stop.click(self._stop, None, self.stop, **quick)
 
         prompts = {regime.name: regime.prompts for regime in load_regimes()}
@@ -262,17 +263,15 @@ class Watch:
                 more = {self.after: gr.Column(visible=False)} | self.share.withdraw()
             yield {self.view: delta} | more | header()
         yield self._idle()
-        if begun:
-            yield self._results(visit, encoder)
 
     def _measure(self, request: gr.Request) -> Iterator[dict[Any, Any]]:
         visit = self.visits.of(request.session_hash)
         yield self._busy()
         for delta in measure_plain(self.host, visit):
             yield {self.view: delta}
-        yield self._idle()
         if visit.last is not None:
-            yield self._results(visit, visit.last.encoder)
+            visit.last.is_shown = False
+        yield self._idle()
 
     def _stop(self, request: gr.Request) -> Any:
         visit = self.visits.known(request.session_hash)
@@ -294,15 +293,17 @@ class Watch:
             self.header: header_value(self.host.status),
         } | self.share.allow(True)
 
-    def _results(self, visit: Visit, encoder: DeltaEncoder) -> dict[Any, Any]:
-        """Figures and trace of the visitor's last run."""
-        run = visit.last
-        if run is None:
-            return {}
+    def _results(self, request: gr.Request) -> dict[Any, Any]:
+        """Figures and files of the visitor's last run, once it has ended."""
+        visit = self.visits.known(request.session_hash)
+        run = visit.last if visit is not None and visit.stop is None else None
+        if run is None or run.is_shown:
+            return {self.view: gr.skip()}
+        run.is_shown = True
         try:
             return self._shown(run)
         except Exception as error:  # a full disk, say: the run itself is on the page already
-            return {self.view: encoder.error(sentence_for(error))}
+            return {self.view: run.encoder.error(sentence_for(error))}
 
     def _shown(self, run: LastRun) -> dict[Any, Any]:
         figures = self.figures.show(summarize(run.events, run.encoder.plain))
