@@ -359,7 +359,7 @@ def test_private_endpoints_check_what_they_get(site: Any) -> None:
         values = list(good)
         values[i] = bad
         said = page_run(url, run["id"], values)
-        assert r'\"error\":' in said and r'\"start\":' not in said, (i, bad)
+        assert r"\"error\":" in said and r"\"start\":" not in said, (i, bad)
         assert "Traceback" not in said
         assert ".py" not in said
     assert "20,000 characters; got 10,000,000" in page_run(url, run["id"], ["x" * 10**7, *good[1:]])

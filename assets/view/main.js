@@ -8,6 +8,7 @@ let selected = 0;      // number of the selected step, 0 for none
 let hovered = 0;
 let cursor = -1;       // token under the keyboard's cursor, within the selected step
 let following = true;  // the strip's window stays at the end
+let awaited = null;    // a step that was chosen on another tab, for when the strip is in view again
 let lastSpoken = 0;
 let wantedStep = Number(new URLSearchParams(location.search).get('step')) || 0;
 
@@ -274,6 +275,8 @@ function renderWatch() {
   holdBack();
   if (root.dataset.depth === 'steps') extendLedger(run.entries, stepsShown());
   if (unsettled.length) keepNotesInside(unsettled.splice(0));
+  if (awaited?.isConnected) keepInWindow(awaited);
+  awaited = null;
   if (following) viewport.scrollTop = viewport.scrollHeight;
   $('.follow').hidden = following || !isMoving();
   renderPictures();
@@ -344,7 +347,7 @@ function select(number, { byVisitor = true, scroll = true } = {}) {
     strip.setAttribute('aria-activedescendant', entry.span.id);
     mapBox.setAttribute('aria-valuenow', number);
     mapBox.setAttribute('aria-valuetext', entry.span.getAttribute('aria-label'));
-    if (scroll && root.dataset.depth !== 'steps' && entry.span.isConnected) keepInWindow(entry.span);
+    if (scroll && root.dataset.depth !== 'steps') bringIntoWindow(entry.span);
   } else strip.removeAttribute('aria-activedescendant');
   for (const row of ledgerRows?.children ?? []) row.classList.toggle('on', row._entry === entry);
   drawMap(entries, selected, hovered);
@@ -359,6 +362,12 @@ function inspect(token) {
   if (replay.number !== null && replay.number !== selected) seekReplay(selected);
   chooseToken(token);
   openTab('inspect');
+}
+
+/** On another tab the strip is not looked at, and to measure it there would lay it out with every step of a drag. */
+function bringIntoWindow(node) {
+  if (panelInView !== 'watch') awaited = node;
+  else if (node.isConnected) keepInWindow(node);
 }
 
 function keepInWindow(node) {
