@@ -378,10 +378,8 @@ def test_the_strip_is_at_the_step_that_was_chosen_on_another_tab(chromium: Chrom
     page.wait_for_function("document.querySelectorAll('#view .st').length === 334")
     for key, number in (("Home", 1), ("End", 334)):
         page.evaluate("window.dispatchEvent(new CustomEvent('specviz:tab', { detail: 'methods' }))")
-        page.evaluate(
-            "key => document.querySelector('#view .pick').dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))",
-            key,
-        )
+        pick = page.locator("#view [data-panel=methods] .pick")
+        pick.evaluate("(pick, key) => pick.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))", key)
         page.evaluate("window.dispatchEvent(new CustomEvent('specviz:tab', { detail: 'watch' }))")
         box, step = (page.locator(f"#view {one}").bounding_box() for one in (".viewport", f"#sv-step-{number}"))
         assert box["y"] <= step["y"] and step["y"] + step["height"] <= box["y"] + box["height"]
