@@ -68,7 +68,7 @@ class SpeculativeGenerator:
         self._reports: dict[int, ExactnessReport] = {}
         self._cost_tables: dict[tuple[str, str, int, int], tuple[float, list[float]]] = {}
         self._machine = probe().to_json() | {"threads": torch.get_num_threads()}
-        self._versions = versions()  # reads package metadata, 15 ms: once, not before every first token
+        self._versions = versions()  # here, not before the first token
 
     def exactness_report(
         self, width: int = DEFAULT_WIDTH, progress: Callable[[float], None] | None = None

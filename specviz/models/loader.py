@@ -107,14 +107,19 @@ class LoadedPair:
 
     def drop_draft(self) -> None:
         """Release the draft that was used last, unless it is a trained one."""
-        self.draft = self.draft_info = self.draft_extra = None
-        self.draft_key = ("", "")
-        _give_back(self.device)
+        if self.draft is not None:
+            self._forget_draft()
+            _give_back(self.device)
 
     def drop_drafts(self) -> None:
         """Release all of them."""
         self.trained.clear()
-        self.drop_draft()
+        self._forget_draft()
+        _give_back(self.device)
+
+    def _forget_draft(self) -> None:
+        self.draft = self.draft_info = self.draft_extra = None
+        self.draft_key = ("", "")
 
     def close(self) -> None:
         """Release both models. The pair cannot be used afterwards."""
