@@ -262,6 +262,8 @@ class Watch:
                 begun = True  # the figures below belong to the run before
                 more = {self.after: gr.Column(visible=False)} | self.share.withdraw()
             yield {self.view: delta} | more | header()
+        if begun and visit.last is not None:
+            visit.last.is_shown = False
         yield self._idle()
 
     def _measure(self, request: gr.Request) -> Iterator[dict[Any, Any]]:
