@@ -121,7 +121,7 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     if drafting > 0.5 * (counters.acceptance_length or 1.0) or c >= 0.9:
         return (
             f"The guesses cost too much: one drafted token takes {c:.2f} of a plain step, "
-            f"so the draft alone eats {drafting:.1f} plain steps in every step. {kept}."
+            f"so the {counters.num_drafted / counters.num_steps:.1f} guesses of a step eat {drafting:.1f}. {kept}."
         )
     if (counters.coverage or 0.0) < 0.5:
         few = f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft"

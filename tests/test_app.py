@@ -596,6 +596,21 @@ def test_94_a_closed_tab_ends_its_run(site: Any) -> None:
 
 
 @pytest.mark.browser
+def test_a_list_that_the_keyboard_leaves_is_closed(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_function(READY)
+        page.locator("#pair input").focus()
+        page.wait_for_selector(".options:visible")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        page.wait_for_function("document.activeElement.closest('#method')")
+        page.wait_for_selector("[role=option]:has-text('Prompt lookup')")
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(500)  # Gradio opens it again when the field is left
+        assert page.locator(".options:visible").count() == 0
+
+
+@pytest.mark.browser
 def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .strip .st")

@@ -167,6 +167,7 @@ function seeRun(title, trace) {
   return link;
 }
 
+$('.newhere button').addEventListener('click', () => openTab('tour'));
 $('.leave', tourBox).addEventListener('click', () => openTab('watch'));
 $('.back', tourBox).addEventListener('click', () => goToStop(tour.place - 1, { focus: true }));
 $('.next', tourBox).addEventListener('click', () => (tour.stops[tour.place + 1] ? goToStop(tour.place + 1, { focus: true }) : openTab('watch')));

@@ -156,7 +156,7 @@ class Lab:
             part.table: table(finding),
             part.save: gr.DownloadButton(value=self._csv(finding), interactive=True),
         }
-        for plot, figure in zip(part.plots, figures(finding), strict=True):
+        for plot, figure in zip(part.plots, figures(finding, recorded=recorded), strict=True):
             out[plot] = gr.Plot(visible=False) if figure is None else gr.Plot(figure, visible=True)
         if part.facts is not None:
             out[part.facts] = facts_value(finding)

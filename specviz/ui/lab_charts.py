@@ -50,16 +50,15 @@ LAB_CSS = """
 """
 
 
-def figures(finding: Finding) -> list[go.Figure | None]:
-    """Figures of a finding; None for one that cannot be drawn from it."""
+def figures(finding: Finding, *, recorded: bool = False) -> list[go.Figure | None]:
+    """Figures of a finding; None for one that cannot be drawn from it. A recorded one is not of the visitor's settings,
+    and does not say so."""
+    if finding.name == "gamma":
+        return [_curve(finding, recorded), _surface(finding, recorded)]
     return _DRAW[finding.name](finding)
 
 
-def _gamma(finding: Finding) -> list[go.Figure | None]:
-    return [_curve(finding), _surface(finding)]
-
-
-def _curve(finding: Finding) -> go.Figure | None:
+def _curve(finding: Finding, recorded: bool) -> go.Figure | None:
     """Measured points with their spread, on the curve that theory draws."""
     rows = [row for row in finding.rows if row["speed_up"] is not None]
     best = best_of(rows)
@@ -85,7 +84,8 @@ def _curve(finding: Finding) -> go.Figure | None:
     _label(figure, best["gamma"], best["speed_up_high"] or best["speed_up"],
            f"<b>{best['speed_up']:.2f}× at γ {best['gamma']}</b>", yshift=14)  # fmt: skip
     if mine and mine[0] is not best and mine[0]["speed_up"] is not None:
-        _label(figure, chosen, mine[0]["speed_up_high"] or mine[0]["speed_up"], f"yours: {mine[0]['speed_up']:.2f}×",
+        whose = f"at γ {chosen}" if recorded else "yours"
+        _label(figure, chosen, mine[0]["speed_up_high"] or mine[0]["speed_up"], f"{whose}: {mine[0]['speed_up']:.2f}×",
                yshift=14, xanchor="right" if chosen == top else "center")  # fmt: skip
     _label(figure, -0.3, 0, "below the dashed line: slower than plain", xanchor="left", yshift=11)
     if drawn:
@@ -120,8 +120,9 @@ def _points(rows: Sequence[dict[str, Any]], colour: str, size: int) -> go.Scatte
     )
 
 
-def _surface(finding: Finding) -> go.Figure | None:
+def _surface(finding: Finding, recorded: bool) -> go.Figure | None:
     """S over α and γ in bands, where it pays and which γ is best; the chosen one is "you are here"."""
+    here = "the recorded run" if recorded else "you are here"
     grid = surface(finding)
     if grid is None:
         return None
@@ -152,13 +153,13 @@ def _surface(finding: Finding) -> go.Figure | None:
             go.Scatter(
                 x=[alpha], y=[chosen], mode="markers", cliponaxis=False,
                 marker={"color": _YOU, "size": 13, "line": {"color": "#FFFFFF", "width": 2}},
-                hovertemplate="α %{x:.2f}, γ %{y}: you are here<extra></extra>",
+                hovertemplate="α %{x:.2f}, γ %{y}: " + here + "<extra></extra>",
             ),
         ],
         None,
     )  # fmt: skip
     side = "right" if alpha > 0.6 else "left"
-    _label(figure, alpha, chosen, "<b>you are here</b>", xanchor=side, xshift=-11 if side == "right" else 11)
+    _label(figure, alpha, chosen, f"<b>{here}</b>", xanchor=side, xshift=-11 if side == "right" else 11)
     first = next((i for i, gamma in enumerate(best) if gamma), None)
     if first is not None:
         _label(figure, ALPHAS[first], best[first], "best γ", xanchor="right", xshift=-5)
@@ -310,7 +311,6 @@ def _sampling(finding: Finding) -> list[go.Figure | None]:
 
 
 _DRAW: dict[str, Callable[[Finding], list[go.Figure | None]]] = {
-    "gamma": _gamma,
     "passes": _passes,
     "memory": _memory,
     "precision": _precision,

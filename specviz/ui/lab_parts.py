@@ -135,7 +135,7 @@ def facts_value(finding: Finding) -> str:
 _SURFACE_WORDS = (
     "<p class='what'>Left: measured points, each with the range of its single rounds. Right: the speed-up S(α, γ) that "
     "theory gives for the κ, c and v measured, darker on white and lighter on black for faster; solid line: the best γ "
-    "for each α; dotted: break-even. Blue is the γ of your settings.</p>"
+    "for each α; dotted: break-even. Blue is the γ that was set.</p>"
 )
 
 _EXACTNESS_WORDS = "<h2 class='part'>Exactness</h2><p class='lead'>Is the text really the target’s own?</p>"

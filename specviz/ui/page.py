@@ -43,6 +43,14 @@ _CLOSE_SIDEBAR_JS = """() => {
   setTimeout(shut, 400);
 }"""
 
+# Gradio opens a dropdown's list again when the keyboard leaves it, and there it stays, over the fields below.
+_CLOSE_LISTS_JS = """() => {
+  const close = (input) => input.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+  addEventListener('focusout', ({ target }) => {
+    if (target.matches?.('input[role=combobox]')) setTimeout(close, 50, target);
+  });
+}"""
+
 _TELL_VIEW_JS = "() => { window.dispatchEvent(new CustomEvent('specviz:tab', { detail: '%s' })); }"
 
 
@@ -82,6 +90,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         serving.connect(serving_tab)
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
+        demo.load(None, None, None, js=_CLOSE_LISTS_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 

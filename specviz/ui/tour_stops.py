@@ -162,7 +162,9 @@ def _refused(run: TourRun) -> Stop:
     refused = next(token for token in step.drafted if token.fate == "rejected")
     behind = sum(token.fate == "discarded" for token in step.drafted)
     own = step.emitted[-1]
-    guesses = f"the {behind} guesses" if behind > 1 else "the guess"
+    guesses, are, were = (
+        (f"the {behind} guesses", "They are", "They were") if behind > 1 else ("the guess", "It is", "It was")
+    )
     return Stop(
         "Keep it, or refuse it?",
         "keep or refuse",
@@ -174,12 +176,12 @@ def _refused(run: TourRun) -> Stop:
             paragraph(f"It refuses {quoted(refused)}: not its first choice."),
         ],
         f"What becomes of {guesses} behind it?",
-        ["They are tested too", "They are dropped untested", "They are kept"],
+        [f"{are} tested too", f"{are} dropped untested", f"{are} kept"],
         1,
         [
             words([*run.context(step), *fates(step)], "Kept guesses are underlined, the refused one is struck."),
             paragraph(
-                f"They were guessed for a text that goes on with {quoted(refused)}, and this one does not. What "
+                f"{were} guessed for a text that goes on with {quoted(refused)}, and this one does not. What "
                 f"the target wants there "
                 f"instead is known from the same pass: {quoted(own)}. So a refusal costs no pass, and every "
                 f"step brings at "
@@ -278,7 +280,11 @@ def _acceptance(run: TourRun) -> Stop:
             ),
         ],
         f"And if it guessed twice as far, {2 * gamma} tokens?",
-        [f"{2 * now:.2f}, twice as many", f"{longer:.2f} tokens", f"{now - (longer - now) - 0.2:.2f}, fewer"],
+        [
+            f"{2 * round(now, 2):.2f}, twice as many",
+            f"{longer:.2f}, {'as many' if f'{longer:.2f}' == f'{now:.2f}' else 'more'}",
+            f"{now - (longer - now) - 0.2:.2f}, fewer",
+        ],
         1,
         [
             bars(
@@ -297,14 +303,15 @@ def _acceptance(run: TourRun) -> Stop:
 
 def _losing(run: TourRun) -> Stop:
     found = run.verdict
-    exit_layer = run.trace.started.settings.get("exit_layer")
-    layers = f"first {exit_layer} of its {run.trace.started.num_layers}" if exit_layer else "first"
+    step = max(run.steps, key=lambda step: sum(token.text.strip().isalpha() for token in step.drafted))
+    exit_layer = (step.note.data if step.note else {}).get("exit_layer")
+    layers = f"first {exit_layer} of its {run.trace.started.num_layers}" if isinstance(exit_layer, int) else "first"
     return Stop(
-        "When it loses",
-        "when it loses",
+        "Does it always pay?",
+        "does it always pay",
         [
             paragraph(f"Here nobody else guesses: the target’s own {layers} layers do, and all layers check."),
-            words(fates(run.steps[0])),
+            words([*run.context(step), *fates(step)], f"Step {step.index} of a recorded run."),
         ],
         "Was that faster than plain decoding?",
         ["Faster", "As fast, give or take", "Slower"],
