@@ -77,7 +77,7 @@ def verdict(
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
         return _verdict("equal", ratio, f"{ratio:.2f}×", "as fast as plain decoding of the same prompt", detail)
     if ratio > 1.0:
-        detail += _why_too_fast(ratio, counters)
+        detail = f"{_why_fast(counters, plain)}{detail}{_why_too_fast(ratio, counters)}"
         return _verdict("faster", ratio, f"{ratio:.2f}× faster", "than plain decoding of the same prompt", detail)
     reason = _why_slow(counters, plain)
     return _verdict("slower", ratio, f"{ratio:.2f}×: slower", "than plain decoding of the same prompt", detail, reason)
@@ -93,6 +93,15 @@ def _of_a_server(started: RunStarted, counters: Counters) -> dict[str, Any]:
     headline, rest = f"{rate:.1f} tokens a second", f"as they arrived from {started.pair}"
     detail = f"{started.exactness_reason} {_how(started)}{kept}"
     return _verdict("none", None, headline, rest, detail)
+
+
+def _why_fast(counters: Counters, plain: Baseline) -> str:
+    """What a step brought and what it cost: the one divided by the other is the speed-up."""
+    step_s, plain_s = counters.s_per_step, plain.s_per_token
+    if step_s is None or not plain_s:
+        return ""
+    tokens = counters.num_tokens / counters.num_steps
+    return f"A step wrote {tokens:.2f} tokens in the time that plain decoding takes for {step_s / plain_s:.2f}. "
 
 
 def _why_too_fast(ratio: float, counters: Counters) -> str:

@@ -124,6 +124,8 @@ def test_the_headline_follows_the_ratio(seconds: float, kind: str) -> None:
     assert found["kind"] == kind
     assert found["speed_up"] == pytest.approx(seconds / 0.25)
     assert bool(found["reason"]) == (kind == "slower")
+    why = "A step wrote 3.00 tokens in the time that plain decoding takes for 1.50. "  # 3.00 / 1.50 is the speed-up
+    assert found["detail"].startswith(why) == (kind == "faster")
 
 
 def test_no_baseline_means_no_ratio() -> None:
