@@ -362,6 +362,11 @@ def test_private_endpoints_check_what_they_get(site: Any) -> None:
         assert r"\"error\":" in said and r"\"start\":" not in said, (i, bad)
         assert "Traceback" not in said
         assert ".py" not in said
+    for i, bad in ((3, "x" * 300), (4, True)):  # window and tree, which the method chosen does not have
+        said = page_run(url, run["id"], [*good[:i], bad, *good[i + 1 :]])
+        assert r"\"finish\":" in said and r"\"error\":" not in said, (i, bad)
+        assert "Traceback" not in said
+        assert ".py" not in said
     assert "20,000 characters; got 10,000,000" in page_run(url, run["id"], ["x" * 10**7, *good[1:]])
     assert page_run(url, run["id"], [])  # refused by Gradio, without a word
     shape = httpx.post(f"{url}/gradio_api/run/_shape", json={"data": [{}, [], "x", None, 10**30]})

@@ -30,7 +30,8 @@ def step_json(step: StepDone, began_s: float, cache_before: int) -> dict[str, An
                  and `extra` rows, padding or scored for the drafter's own use; None where the pass is not known
 
     Tokens are lists of values in the order of TOKEN_NAMES, None where nothing is known, cut behind the last known one;
-    likeliest tokens are triples [token_id, text, prob]. With all their names a run would be twice the bytes.
+    likeliest tokens are triples [token_id, text, prob]. With the names of all values a run of 1,000 tokens would be
+    30 % larger.
     began_s: seconds of all steps before this one. cache_before: entries that counted before it.
     """
     data = event_to_json(step)
