@@ -1,4 +1,4 @@
-"""A run whose text differs from plain decoding's at one row a pass: where, how close it was, and what it proves."""
+"""A run whose text differs from plain decoding's: where, how close it was, and what it proves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def explain_difference(
     baseline: Baseline,
     through: Callable[[Iterator[Event]], Iterator[Event]] = iter,
 ) -> Baseline:
-    """The baseline with the logit gap at the first difference, and whether plain decoding at the run's width agrees.
+    """The baseline with the gap of logits at the first difference, and whether plain decoding in the run's own passes
+    agrees.
 
     A baseline whose text is the same, or was not compared, comes back as it is and costs nothing.
 

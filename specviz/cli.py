@@ -119,14 +119,14 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
         "--exact",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="passes of fixed width, text equal to plain decoding to the bit (default: where it is cheap)",
+        help="passes padded so that the text equals plain decoding's to the bit (default: where it is cheap)",
     )
     run.add_argument(
         "--width",
         type=int,
         metavar="N",
         default=DEFAULT_WIDTH,
-        help="rows of a pass in exact mode (default: %(default)s)",
+        help="most rows of a pass in exact mode (default: %(default)s)",
     )
     run.add_argument(
         "--verify",
@@ -161,7 +161,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     run.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
     run.add_argument("--detail", action="store_true", help="record the five likeliest tokens of draft and target")
     run.add_argument(
-        "--measure-plain", action="store_true", help="also decode plainly, one row a pass, and print the speed-up"
+        "--measure-plain", action="store_true", help="also decode plainly, one token a pass, and print the speed-up"
     )
     run.add_argument(
         "--trace",

@@ -101,8 +101,8 @@ class SamplingParams:
 class RunConfig:
     """One run of one method on one prompt.
 
-    gamma: most tokens drafted per step along one path. width: rows of every pass in exact mode.
-    exact: None lets the machine decide (on where a pass of `width` rows costs at most 1.25 of one row).
+    gamma: most tokens drafted per step along one path. width: most rows of a pass in exact mode.
+    exact: None lets the machine decide (on where it makes a pass for one token cost at most 1.25 of one row).
     stop: texts that end the answer. raw: no chat template. detail: record top-5 lists and residuals.
     time_limit_s: wall-clock limit of the decoding; 0 is off.
     draft_quant: how the draft's weights are held; auto is the pair's own default.
@@ -159,7 +159,7 @@ class RunConfig:
         """Exact mode checks 1 + gamma rows in `width` rows. Raises ConfigError where they do not fit."""
         if self.gamma + 1 > self.width:
             raise ConfigError(
-                f"Exact mode checks gamma + 1 = {self.gamma + 1} tokens in a pass of {self.width} rows. "
+                f"Exact mode checks gamma + 1 = {self.gamma + 1} tokens in a pass of at most {self.width} rows. "
                 f"Choose gamma {self.width - 1} or less, or --width {16 if self.gamma < 16 else 64}, or --no-exact."
             )
 

@@ -147,7 +147,9 @@ class RunStarted:
     """Everything that is known before the first pass.
 
     prompt: what the user wrote. prompt_ids, prompt_texts: what the model reads, chat template included.
-    width: rows of every pass in exact mode, 0 where passes have their own number of rows.
+    width: most rows of a pass whose bits the self-test vouches for, 0 where the run does not promise them.
+    min_rows: rows that a chain's passes are padded to, 0 where they have one for each token. Equal to `width` where
+        only passes of one size agree to the bit (as in runs before there was this field, which had 0 here).
     exactness: the word for this run, and exactness_reason why it is that word.
     num_layers: depth of the target, for methods that run a part of it.
     """
@@ -174,6 +176,12 @@ class RunStarted:
     num_layers: int = 0
     command: str = ""
     notes: tuple[str, ...] = ()
+    min_rows: int = 0
+
+    @property
+    def fixed_rows(self) -> int:
+        """Rows of every pass where they all have the same number for the sake of exactness, else 0."""
+        return self.width if self.min_rows in (0, self.width) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,7 @@ class StepDone:
     """One draft-verify round.
 
     num_drafted: tokens drafted, None where a serving engine does not tell; len(drafted) where `drafted` is known.
-    rows: rows of the target's pass, padding included.
+    rows: rows of the target's pass, num_padding that only fill it up among them.
     target_work: the target's work in full passes, as its layers were run. A chain 1; early exit n*E/L + (L - E)/L with
         n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking.
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
@@ -214,6 +222,7 @@ class StepDone:
     cache_len: int
     gamma: int
     note: DraftNote | None = None
+    num_padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
 from specviz.verify import verify_greedy, verify_likely, verify_sampling
 
-__all__ = ["SpeculativeGenerator", "command_line", "open_session"]
+__all__ = ["SpeculativeGenerator", "command_line", "open_session", "plain_beside"]
 
 _PLAIN: dict[str, Any] = {
     "method": "plain",
@@ -55,6 +55,14 @@ _PLAIN: dict[str, Any] = {
     "options": {},
 }
 """What turns a run's settings into those of plain decoding beside it."""
+
+
+def plain_beside(config: RunConfig) -> RunConfig:
+    """The settings of plain decoding beside a run with these.
+
+    Its passes have one row, or as many as exactness asks for where that costs nothing and nobody has switched it off.
+    """
+    return replace(config, exact=False if config.exact is False else None, **_PLAIN)
 
 
 class SpeculativeGenerator:
@@ -115,11 +123,11 @@ class SpeculativeGenerator:
                 f"{method.name} has no probabilities of its own to doubt by: draft-length confidence would do nothing. "
                 f"Choose another draft length, or one of {able}."
             )
-        width, word, reason = self._promise(method, config)
+        width, min_rows, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
         config = replace(config, sampling=replace(config.sampling, seed=seed))
         drafter, draft_info = method.build(self.loaded, config)
-        length = self._length(config, draft_info, width, getattr(drafter, "relative_cost", 0.0))
+        length = self._length(config, draft_info, min_rows, getattr(drafter, "relative_cost", 0.0))
         started = RunStarted(
             run_id=uuid.uuid4().hex[:12],
             method=method.name,
@@ -130,6 +138,7 @@ class SpeculativeGenerator:
             draft=draft_info,
             dtype=self.loaded.target_info.dtype,
             width=width,
+            min_rows=min_rows,
             exactness=word,
             exactness_reason=reason,
             verify=_rule(config),
@@ -144,8 +153,7 @@ class SpeculativeGenerator:
             command=command_line(
                 prompt if isinstance(prompt, str) else "",
                 self.loaded.pair.words(),
-                config,
-                width > 0,
+                replace(config, exact=width > 0 or (None if min_rows else False)),
                 self.loaded.target_info.dtype,
             ),
             notes=(*notes, *getattr(drafter, "notes", ())),
@@ -153,11 +161,11 @@ class SpeculativeGenerator:
         return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room), length).events()
 
     def stream_plain(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
-        """Plain decoding of the same prompt under the same settings, one row a pass: the baseline of every speed-up."""
-        return self.stream(prompt, replace(config, exact=False, **_PLAIN))
+        """Plain decoding beside a run with these settings, one token a pass: the baseline of every speed-up."""
+        return self.stream(prompt, plain_beside(config))
 
     def stream_equal_width(self, prompt: str | Sequence[int], config: RunConfig) -> Iterator[Event]:
-        """Plain decoding at the run's own width: what an exact run equals to the bit. It proves the text, not speed."""
+        """Plain decoding in an exact run's own passes: what it equals to the bit. It proves the text, not speed."""
         return self.stream(prompt, replace(config, exact=True, **_PLAIN))
 
     def logit_gap(self, token_ids: Sequence[int]) -> float:
@@ -169,23 +177,23 @@ class SpeculativeGenerator:
         finally:
             session.close()
 
-    def _length(self, config: RunConfig, draft: ModelInfo | None, width: int, relative_cost: float) -> DraftLength:
+    def _length(self, config: RunConfig, draft: ModelInfo | None, min_rows: int, relative_cost: float) -> DraftLength:
         """relative_cost: of a drafted token over a plain step, where a drafter knows it without a clock."""
         if config.draft_length == "heuristic":
             return HeuristicLength(config.gamma)
         if config.draft_length == "best":
-            c, v = self._costs(config.gamma, draft, width)
+            c, v = self._costs(config.gamma, draft, min_rows)
             return BestLength(config.gamma, c or relative_cost, v)
         return FixedLength(config.gamma)
 
-    def _costs(self, gamma: int, draft: ModelInfo | None, width: int) -> tuple[float, list[float]]:
+    def _costs(self, gamma: int, draft: ModelInfo | None, min_rows: int) -> tuple[float, list[float]]:
         """c and v of theory: seconds of a drafted token and of a pass by drafted tokens, over those of a plain step.
 
         Measured on first demand and kept, so that two equal runs draft alike.
         """
-        key = (draft.quantization if draft else "", draft.name if draft else "", width, gamma)
+        key = (draft.quantization if draft else "", draft.name if draft else "", min_rows, gamma)
         if key not in self._cost_tables:
-            rows = [width or n + 1 for n in range(gamma + 1)]
+            rows = [max(min_rows, n + 1) for n in range(gamma + 1)]
             kinds = sorted({1, *rows})
             loaded = self.loaded
             passes = dict(zip(kinds, pass_seconds(loaded.target, kinds, loaded.vocab_size), strict=True))
@@ -195,38 +203,43 @@ class SpeculativeGenerator:
             self._cost_tables[key] = (c, [passes[count] / passes[1] for count in rows])
         return self._cost_tables[key]
 
-    def _promise(self, method: Method, config: RunConfig) -> tuple[int, Exactness, str]:
-        """Width of the passes, the run's word, and why it is that word."""
+    def _promise(self, method: Method, config: RunConfig) -> tuple[int, int, Exactness, str]:
+        """Width up to which passes are exact, rows that they are padded to, the run's word, and why it is that word."""
         exact, word = config.exact, method.word(config, self.loaded)
+        is_plain = method.name == "plain"
         if exact:
             config.require_width()
-        if exact is None:  # a fixed width costs something, and only a greedy text can be compared bit by bit
-            greedy = config.sampling.is_greedy and config.verify == "auto"
-            fits = word == "exact" and greedy and config.gamma < config.width
-            exact = fits and self.exactness_report(config.width).is_default
+        report = None if exact is False else self.exactness_report(config.width)
+        if exact is None and report is not None:
+            # Only a greedy text can be compared bit by bit; nothing else pays for what exactness may cost.
+            comparable = config.sampling.is_greedy and config.verify == "auto" and config.gamma < config.width
+            exact = word == "exact" and comparable and (report.is_free if is_plain else report.is_default)
         width = config.width if exact else 0
-        if config.verify != "auto" and method.name != "plain":
-            return width, "approximate", f"The {config.verify} rule keeps what the target finds likely enough."
+        min_rows = report.min_rows if report is not None and (exact or report.is_free) else 0
+        if config.verify != "auto" and not is_plain:
+            reason = f"The {config.verify} rule keeps what the target finds likely enough."
+            return width, min_rows, "approximate", reason
         if not config.sampling.is_greedy:
-            return width, "lossless", f"Sampled at T = {config.sampling.temperature:g}: the target's own distribution."
-        if method.name == "plain":
-            return width, "exact", "Plain decoding itself."
+            reason = f"Sampled at T = {config.sampling.temperature:g}: the target's own distribution."
+            return width, min_rows, "lossless", reason
+        if is_plain:
+            return width, min_rows, "exact", "Plain decoding itself."
         if not width:
             why = "Passes have as many rows as there are tokens to check, so near-ties may fall the other way."
-            if config.exact is None and config.width in self._reports:
-                why += " " + self._reports[config.width].sentence
-            return width, "lossless", why
+            if report is not None:
+                why += " " + report.sentence
+            return width, min_rows, "lossless", why
+        assert report is not None
         if word != "exact":
-            return width, word, "Only chains fit the fixed width. Other passes have more rows: near-ties may differ."
-        report = self.exactness_report(config.width)
-        return width, word if report.passed else "lossless", report.sentence
+            return width, min_rows, word, "Only chains can be exact to the bit; in a tree near-ties may differ."
+        return width, min_rows, word if report.passed else "lossless", report.sentence
 
 
-def open_session(loaded: LoadedPair, drafter: Drafter, capacity: int, width: int = 0) -> Session:
+def open_session(loaded: LoadedPair, drafter: Drafter, capacity: int, min_rows: int = 0) -> Session:
     """A session of the target that hands out what the drafter needs."""
     taps: Sequence[int] | None = getattr(drafter, "taps", None) if Need.STATES in drafter.needs else None
     hidden = Need.HIDDEN in drafter.needs
-    return Session(loaded.target, capacity=capacity, width=width, keep_hidden=hidden, taps=taps)
+    return Session(loaded.target, capacity=capacity, min_rows=min_rows, keep_hidden=hidden, taps=taps)
 
 
 @dataclass(slots=True)
@@ -268,7 +281,7 @@ class _Run:
         self.context = list(started.prompt_ids)
         self.rng = uniform_generator(config.sampling.seed or 0)
         self.length = length
-        self.session = open_session(loaded, drafter, len(self.context) + limit, started.width)
+        self.session = open_session(loaded, drafter, len(self.context) + limit, started.min_rows)
         self.detokenizer = Detokenizer(loaded.tokenizer)
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []
@@ -364,6 +377,7 @@ class _Run:
             cache_len=self.session.length,
             gamma=ask if self.started.gamma else 0,
             note=proposal.note if proposal.note.kind else None,
+            num_padding=self.session.num_padding,
         )
         return step, reason
 
@@ -542,7 +556,7 @@ class _Run:
         )
 
 
-def command_line(prompt: str, pair: Sequence[str], config: RunConfig, exact: bool, dtype: str = "auto") -> str:
+def command_line(prompt: str, pair: Sequence[str], config: RunConfig, dtype: str = "auto") -> str:
     """The command that makes the same run again, for traces and the gallery.
 
     pair: the words that name the models, see `ModelPair.words`.
@@ -577,7 +591,7 @@ def command_line(prompt: str, pair: Sequence[str], config: RunConfig, exact: boo
         words += [f"--stop={stop}"] if stop.startswith("-") else ["--stop", stop]
     words += ["--raw"] if config.raw else []
     words += ["--detail"] if config.detail else []
-    words += ["--exact" if exact else "--no-exact"]
+    words += {True: ["--exact"], False: ["--no-exact"], None: []}[config.exact]
     return shlex.join([*words, "--", prompt] if prompt.startswith("-") else words)
 
 

@@ -329,11 +329,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Plain decoding of the same prompt, one row a pass, measured beside the run.
+    """Plain decoding of the same prompt, one token a pass, measured beside the run.
 
     same_text: whether both wrote the same ids; None where the question makes no sense (sampled, another length).
     first_difference: index of the first token that differs, None where none does. gap: distance of the two best logits
-        there. width_same: whether plain decoding at the run's own width wrote the run's ids, where that was asked.
+        there. width_same: whether plain decoding in the run's own passes wrote the run's ids, where that was asked.
     """
 
     num_tokens: int
@@ -375,9 +375,9 @@ class Baseline:
         return [*started.prompt_ids, *finished.token_ids[: self.first_difference]]
 
     def explained(self, run: Sequence[Event], gap: float, width_plain: Sequence[Event]) -> Baseline:
-        """With the gap at the first difference, and whether plain decoding at the run's own width wrote the run's ids.
+        """With the gap at the first difference, and whether plain decoding in the run's own passes wrote the run's ids.
 
-        width_plain: events of that plain run; empty where the run had no fixed width.
+        width_plain: events of that plain run; empty where the run does not promise to the bit.
         """
         finished, other = run[-1], width_plain[-1] if width_plain else None
         assert isinstance(finished, RunFinished)
@@ -408,6 +408,7 @@ def summary(started: RunStarted, counters: Counters, finished: RunFinished) -> d
         "gamma": started.gamma,
         "dtype": started.dtype,
         "width": started.width,
+        "min_rows": started.min_rows,
         "exactness": started.exactness,
         "seed": started.settings.get("seed"),
         "text": finished.text,

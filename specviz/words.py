@@ -157,8 +157,13 @@ def _is_greedy(started: RunStarted) -> bool:
 
 
 def _at_width(started: RunStarted) -> str:
-    """Rows of a pass belong to the promise: passes of another size round differently."""
-    return f" at {_count(started.width, 'row')} a pass" if started.width else ""
+    """Rows of a pass belong to the promise where passes of another size round differently."""
+    return f" at {_count(started.fixed_rows, 'row')} a pass" if started.fixed_rows else ""
+
+
+def own_passes(started: RunStarted) -> str:
+    """How the passes of an exact run are told from others, for plain decoding that makes the same ones."""
+    return f"at {started.fixed_rows} rows a pass" if started.fixed_rows else "in passes padded as this run's are"
 
 
 def _promise(started: RunStarted) -> str:
@@ -179,13 +184,12 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
         return f"{_promise(started)} Plain decoding wrote the same {_count(plain.num_tokens, 'token')} here."
     place = (plain.first_difference or 0) + 1
     gap = "" if plain.gap is None else f", where the two best logits are {gap_in_words(plain.gap)}"
-    differs = f"Plain decoding at one row a pass goes another way at token {place}{gap}"
+    differs = f"Plain decoding at one token a pass goes another way at token {place}{gap}"
     if plain.width_same:
-        return (
-            f"{_promise(started)} At this run's own {started.width} rows it wrote the same text. {differs}. {_ROUNDING}"
-        )
+        own = own_passes(started)
+        return f"{_promise(started)} {own[0].upper()}{own[1:]} it wrote the same text. {differs}. {_ROUNDING}"
     if plain.width_same is False:
-        return f"Not exact: plain decoding at {started.width} rows wrote another text, so this is a fault. {differs}."
+        return f"Not exact: plain decoding {own_passes(started)} wrote another text, so this is a fault. {differs}."
     return f"{_promise(started)} {differs}. {_ROUNDING}"
 
 

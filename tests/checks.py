@@ -224,7 +224,8 @@ def check_invariants(
         assert step.cache_len > cache_len
         cache_len = step.cache_len
         assert step.rows >= step.num_drafted + 1
-        assert not started.width or step.rows == started.width or step.rows > len(step.drafted)
+        assert step.rows - step.num_padding >= step.num_drafted + 1
+        assert not step.num_padding or step.rows == started.min_rows
     _check_end(finished, steps, ids, started, loaded, config, limit)
     if plain is not None:
         assert ids == list(plain), "I1: not the text of plain decoding"

@@ -49,7 +49,7 @@ def test_lean_and_transformers_agree(kind: str, width: int, monkeypatch: pytest.
         monkeypatch.setenv("SPECVIZ_LEAN", lean)
         monkeypatch.setattr(decoders, "_decoders", weakref.WeakKeyDictionary())
         assert isinstance(decoder_for(model), LeanDecoder if lean == "1" else TransformersDecoder)
-        session = Session(model, capacity=100, width=width, keep_hidden=True)
+        session = Session(model, capacity=100, min_rows=width, keep_hidden=True)
         rows = [session.extend(ids[:30])]
         rows.append(session.score(ids[30], torch.tensor(ids[31:35]), (-1, 0, 1, 2)))
         rows.append(session.hidden[:5])
@@ -58,6 +58,46 @@ def test_lean_and_transformers_agree(kind: str, width: int, monkeypatch: pytest.
         rows.append(session.score(ids[33], torch.tensor(ids[34:36]), (-1, 0)))
         found.append(torch.cat([row.flatten() for row in rows]))
     assert (found[0] - found[1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_rows_of_zeros_for_a_faster_product_change_nothing_that_counts(kind: str) -> None:
+    """Passes of 1 to 6 tokens, a tree, the head alone and early layers, filled up to 5 rows or not: equal."""
+    ids = torch.randint(264, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    found = []
+    for least in (1, 5):
+        model = _model(kind)
+        decoder = decoder_for(model)
+        assert isinstance(decoder, LeanDecoder)
+        decoder._least_rows = least
+        session = Session(model, capacity=100, taps=(1,))
+        rows = [session.extend(ids[:1]), session.extend(ids[1:30])]
+        place = 30
+        for count in range(1, 7):
+            chain = torch.tensor(ids[place + 1 : place + count], dtype=torch.int64)
+            logits = session.score(ids[place], chain, tuple(range(-1, count - 2)))
+            assert logits.shape == (count, 264)
+            session.keep_path(tuple(range(count - 1)))
+            assert session.hidden.shape[0] == count
+            rows += [logits, session.hidden, session.tail]
+            place += count
+        rows.append(session.score(ids[place], torch.tensor([3, 4, 5]), (-1, -1, 0)))
+        rows.append(session.draft_pass([ids[place], 9], 1))
+        rows += [decoder.head(session.hidden[:1]), session.take_states()[1]]
+        found.append(torch.cat([row.flatten() for row in rows]))
+    assert (found[0] - found[1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("fastest", [1, 5])
+def test_products_are_filled_up_where_that_is_faster(fastest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of this machine; quantized and unpacked products never are."""
+    clock, now = [], 0.0
+    for rows in (1, 5) * 7:
+        clock += [now, now := now + (0.001 if rows == fastest else 0.002)]
+    monkeypatch.setattr(decoders.time, "perf_counter", iter(clock).__next__)
+    packed = LeanDecoder(_model("llama", torch.float32))
+    assert packed._least_rows == fastest
+    assert LeanDecoder(_model("llama"))._least_rows == 1
 
 
 def test_lean_in_bfloat16_is_as_close_to_float64_as_transformers_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from checks import KNOWN, check_invariants, ids_from, log_of, noisy, play, sequential, steps_of, wild_llama
-from fakes import config, generator, loaded_pair, tiny_gpt2
+from fakes import config, found_exact, generator, loaded_pair, tiny_gpt2
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -256,7 +256,7 @@ def test_case_39_the_cache_never_falls_below_the_prompt(monkeypatch):
 @pytest.mark.parametrize("width", [0, 8])
 def test_draft_passes_that_are_not_used_leave_no_trace(width, full_precision):
     """Drafts dropped, cut short, in part changed, or made twice before the check: the logits of a plain session."""
-    made = [Session(llama(), capacity=120, width=width) for _ in range(2)]
+    made = [Session(llama(), capacity=120, min_rows=width) for _ in range(2)]
     for session in made:
         session.extend(PROMPT[:-1])
     one, plain = made
@@ -299,18 +299,24 @@ def test_draft_passes_that_are_not_used_leave_no_trace(width, full_precision):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @EXITS
-def test_exact_mode_is_equal_to_the_bit(dtype, exit_layer, sessions):
-    """Ids, the target's probabilities, and keys and values of all layers against plain decoding of the same width."""
+@pytest.mark.parametrize("min_rows", [0, 8], ids=["as-found", "one-width"])
+def test_exact_mode_is_equal_to_the_bit(dtype, exit_layer, min_rows, sessions):
+    """Ids, the target's probabilities, and keys and values of all layers against plain decoding in the same passes:
+    those that the self-test asks for here, and those of one width."""
     model = copy.deepcopy(llama()).to(dtype)
     model = noisy(model, 0.0)  # weights of its own, without a decoder made for another dtype
     engine = generator(model, eos=())
+    if min_rows:
+        found_exact(engine, min_rows)
     prompt = ids_from(3, 45)  # the run crosses a key length of 64
     plain = play(engine, prompt, config("plain", max_new_tokens=40, exact=True))
     found = play(engine, prompt, early(exit_layer, gamma=5, max_new_tokens=40, exact=True))
     assert engine.exactness_report(8).passed
     assert found[0].exactness == "exact"
     assert found[0].width == 8
-    assert {step.rows for step in steps_of(found)} == {8}
+    for step in steps_of(found):
+        assert step.rows == max(found[0].min_rows, step.num_drafted + 1)
+    assert found[0].min_rows == min_rows or not min_rows
     told = [
         [(token.token_id, token.target_prob) for step in steps_of(events) for token in step.emitted]
         for events in (plain, found)

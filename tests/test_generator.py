@@ -39,6 +39,7 @@ from fakes import (
     TapeModel,
     byte_tokenizer,
     config,
+    found_exact,
     generator,
     ids_of,
     tiny_gpt2,
@@ -776,16 +777,21 @@ def test_every_event_may_be_asked_for_from_another_thread(method, temperature):
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if registry.METHODS[name].exactness == "exact"])
-def test_exact_mode_gives_the_same_run_in_float64(method):
-    """Width 8 with padding rows and rounded key lengths: same log but for rows, word and command; contexts over 64."""
-    engine = generator(wild(), near(), eos=())
+@pytest.mark.parametrize("min_rows", [1, 5, 8])
+def test_exact_mode_gives_the_same_run_in_float64(method, min_rows):
+    """Width 8 with padding rows, as many as a self-test may ask for, and rounded key lengths: same log but for rows,
+    word and command; contexts over 64."""
+    engine = found_exact(generator(wild(), near(), eos=()), min_rows)
     for prompt in ([7], PROMPT, ids_from(2, 60)):
         logs = []
         for exact in (False, True):
             chain = {"options": {"fallback_tree": "chain"}} if method == "cascade" else {}
             events = play(engine, prompt, config(method, gamma=7, max_new_tokens=24, exact=exact, **chain), plain=None)
             rows = {step.rows for step in steps_of(events)}
-            assert rows == {8} if exact else max(rows) <= 8
+            assert rows == {8} if exact and min_rows == 8 else max(rows) <= 8
+            if exact:
+                assert all(step.rows == max(min_rows, step.num_drafted + 1) for step in steps_of(events))
+            assert events[0].min_rows == (min_rows if exact else 0)
             assert events[0].width == (8 if exact else 0)
             assert events[0].exactness == ("exact" if exact or method == "plain" else "lossless")
             logs.append([[(t.token_id, t.origin) for t in s.emitted] for s in steps_of(events)])
@@ -798,6 +804,7 @@ def test_exact_mode_refuses_what_does_not_fit_its_width():
     engine = generator(wild(), near())
     with pytest.raises(ConfigError, match=r"gamma 7 or less, or --width 16, or --no-exact"):
         engine.stream(PROMPT, config("draft-model", gamma=8, exact=True))
+    found_exact(engine, 16, width=16)
     events = play(engine, PROMPT, config("draft-model", gamma=8, exact=True, width=16, max_new_tokens=20))
     assert {step.rows for step in steps_of(events)} == {16}
     events = play(engine, PROMPT, config("draft-model", gamma=8, exact=None, max_new_tokens=9))
@@ -817,17 +824,57 @@ def test_words_of_a_run():
         started = next(engine.stream(PROMPT, config("draft-model", temperature=temperature, exact=exact)))
         assert started.exactness == word
         assert started.exactness_reason.endswith(".")
-    assert "198 of 198" in next(engine.stream(PROMPT, config("draft-model", exact=True))).exactness_reason
+    report = engine.exactness_report(8)
+    found = f"{report.num_positions} of {report.num_positions}"
+    assert found in next(engine.stream(PROMPT, config("draft-model", exact=True))).exactness_reason
 
 
-def test_plain_baseline_is_one_row_a_pass_with_the_same_text():
-    engine = generator(wild(), near())
-    settings = config("draft-model", max_new_tokens=12, exact=True, detail=True)
+@pytest.mark.parametrize(
+    ("min_rows", "cost", "exact", "rows"),
+    [
+        (5, 0.95, True, 5),  # exactness is free: the baseline is the fastest plain decoding there is
+        (5, 0.95, None, 5),
+        (1, 1.0, None, 1),
+        (5, 0.95, False, 1),  # switched off for both
+        (5, 1.2, True, 1),  # exactness costs something: no baseline pays for it
+        (8, 1.1, None, 1),
+    ],
+)
+def test_plain_baseline_is_one_token_a_pass_with_the_same_text(min_rows, cost, exact, rows):
+    engine = found_exact(generator(wild(), near()), min_rows, cost)
+    settings = config("draft-model", max_new_tokens=12, exact=exact, detail=True)
     events = list(engine.stream_plain(PROMPT, settings))
-    check_invariants(events, engine.loaded, dataclasses.replace(settings, method="plain", exact=False))
+    check_invariants(events, engine.loaded, dataclasses.replace(settings, method="plain"))
     assert events[0].method == "plain"
-    assert {step.rows for step in steps_of(events)} == {1}
+    assert {step.rows for step in steps_of(events)} == {rows}
+    assert {step.rows - step.num_padding for step in steps_of(events)} == {1}
     assert finish(events).token_ids == finish(play(engine, PROMPT, settings)).token_ids
+
+
+def test_free_padding_is_used_by_runs_that_promise_no_bits_as_well():
+    """Trees and sampled runs: passes of a chain are those of the baseline, or a speed-up would compare two things. The
+    command that repeats the run leaves the choice to the machine again."""
+    engine = found_exact(generator(wild(), near()), 5, 0.9)
+    for method, more in (("draft-model", {"temperature": 0.8}), ("lookahead", {}), ("draft-model", {"gamma": 9})):
+        events = play(engine, PROMPT, config(method, exact=None, max_new_tokens=12, **more))
+        assert (events[0].width, events[0].min_rows) == (0, 5)
+        assert events[0].exactness == "lossless"
+        assert min(step.rows for step in steps_of(events)) >= 5
+        assert "exact" not in events[0].command
+    assert next(engine.stream(PROMPT, config("lookahead", exact=False))).min_rows == 0
+    assert "--no-exact" in next(engine.stream(PROMPT, config("lookahead", exact=False))).command
+
+
+def test_an_exact_run_on_a_machine_where_padding_is_free_needs_no_second_proof():
+    """Its baseline makes the same passes; elsewhere the words name the passes that the proof was made in."""
+    engine = found_exact(generator(wild(), near()), 5, 0.9)
+    started = next(engine.stream(PROMPT, config("draft-model", exact=None)))
+    assert (started.exactness, started.width, started.min_rows, started.fixed_rows) == ("exact", 8, 5, 0)
+    assert "however many of 5 to 8 rows a pass has; 5 cost 0.90 of one." in started.exactness_reason
+    started = next(found_exact(engine, 8, 1.2).stream(PROMPT, config("draft-model", exact=None)))
+    assert (started.exactness, started.width, started.fixed_rows) == ("exact", 8, 8)
+    assert "at 8 rows; a pass of 8 rows costs 1.20 of a one-row pass." in started.exactness_reason
+    assert next(found_exact(engine, 8, 1.3).stream(PROMPT, config("draft-model", exact=None))).width == 0
 
 
 # --- trees and rows that are only scored --------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_a_cache_refuses_to_count_what_was_not_written():
 @WIDTHS
 def test_what_was_refused_leaves_no_trace(width):
     """Score garbage, keep a part, many times over: the logits stay those of a fresh run over what was kept."""
-    session = Session(wild(), capacity=120, width=width)
+    session = Session(wild(), capacity=120, min_rows=width)
     ids = ids_from(1, 6)
     session.extend(ids[:-1])
     for turn in range(12):
@@ -137,12 +137,12 @@ def test_what_was_refused_leaves_no_trace(width):
         session.keep_path(tuple(range(keep)))
         ids += [*drafts[:keep], 7 + turn]
         assert session.length == len(ids) - 1
-        assert session.rows == (width or len(drafts) + 1)
+        assert session.rows == max(width, len(drafts) + 1)
 
 
 def test_a_score_that_is_not_kept_counts_for_nothing():
     """A run that is closed between score and keep_path, or scores twice, finds the cache as it was."""
-    session = Session(wild(), capacity=60, width=8)
+    session = Session(wild(), capacity=60, min_rows=8)
     session.extend(ids_from(1, 9))
     first = score(session, [3, 4, 5])
     score(session, ids_from(2, 8))
@@ -173,7 +173,7 @@ def test_prefill_in_pieces_equals_one_pass(make, length):
 @pytest.mark.parametrize("length", [5, 56, 60, 63, 64, 65, 130])
 def test_width_and_rounded_key_length_change_no_logit(width, length):
     """Around multiples of 64, where the key length jumps; padding rows never reach the rows that count."""
-    session = Session(wild(), capacity=200, width=width)
+    session = Session(wild(), capacity=200, min_rows=width)
     ids = ids_from(length, length)
     session.extend(ids)
     drafts = ids_from(9, 8)
@@ -187,7 +187,7 @@ def test_width_and_rounded_key_length_change_no_logit(width, length):
 def test_padding_rows_behind_the_last_position_take_the_last_one():
     """GPT-2 has a table of 64 positions; a pass of 16 rows at the end asks for none beyond it."""
     model = tiny_gpt2(positions=64)
-    session = Session(model, capacity=64, width=16)
+    session = Session(model, capacity=64, min_rows=16)
     ids = ids_from(1, 62)
     session.extend(ids)
     logits = score(session, [5, 6])
@@ -203,7 +203,7 @@ def test_eager_attention_gives_the_same_logits():
     tree, _ = random_tree(3, [1, 2, 3], 13, 4)
     results = []
     for model in (wild(), eager):
-        session = Session(model, capacity=80, width=8)
+        session = Session(model, capacity=80, min_rows=8)
         session.extend(ids)
         results.append((score(session, [9, 8, 7]), session.score(9, tree.token_ids, tree.parents)))
     assert far(results[0][0], results[1][0]) < CLOSE
@@ -233,7 +233,7 @@ def test_hidden_states_on_request():
 @WIDTHS
 def test_case_15_every_node_sees_its_own_path_and_nothing_else(make, width):
     """Cases 15 and 42: logits of each of 13 nodes equal those of its root-to-node path run alone (GPT-2: 1e-9)."""
-    session = Session(make(), capacity=80, width=width)
+    session = Session(make(), capacity=80, min_rows=width)
     ids = ids_from(1, 20)
     session.extend(ids)
     for seed in range(3):
@@ -285,7 +285,7 @@ def test_case_44_sessions_on_one_model_never_meet():
     stored.extend(ids_from(1, 25))
     layers = [(layer.keys.clone(), layer.values.clone()) for layer in stored._cache._layers]
     first = score(stored, [5, 6, 7])
-    others = [Session(model, capacity=60, width=width) for width in (0, 8)]
+    others = [Session(model, capacity=60, min_rows=width) for width in (0, 8)]
     for other in others:
         other.extend(ids_from(2, 30))
     for turn in range(3):
@@ -418,7 +418,7 @@ def test_states_of_every_token_that_counts_are_handed_out_once(make, width):
     """Through prefill in pieces, a kept branch of a tree, a refused chain and a roll-back: the states behind the tapped
     layer and behind the last norm are those of one pass over the text, each token's once, from a told index on."""
     model = make()
-    session = Session(model, capacity=400, width=width, taps=(1,))
+    session = Session(model, capacity=400, min_rows=width, taps=(1,))
     text = ids_from(4, 300)
 
     def check(length: int) -> None:

@@ -30,7 +30,7 @@ ENTRIES = [Entry("a", "x", (65, 66, 67)), Entry("b", "y", (66, 66, 66)), Entry("
 
 CONSTANTS = ["date", "pair", "dtype", "device", "machine", "threads", "method", "max_new_tokens", "repeat", "seed"]
 OUTCOME = [
-    "regime", "num_prompts", "num_timed", "exactness", "fixed_rows", "tokens_per_s", "plain_tokens_per_s", "speed_up",
+    "regime", "num_prompts", "num_timed", "exactness", "min_rows", "tokens_per_s", "plain_tokens_per_s", "speed_up",
     "speed_up_low", "speed_up_high", "is_best", "alpha", "acceptance_rate", "acceptance_length", "block_efficiency",
     "coverage", "mean_drafted", "draft_share", "verify_share", "other_share", "c", "v", "v_undrafted",
     "theory_speed_up", "num_equal", "num_steps", "num_tokens", "num_drafted", "num_accepted", "num_rejections",
@@ -397,7 +397,7 @@ def test_the_command_prints_a_table_and_writes_rows_that_pandas_reads(on_tiny, c
     assert list(table.regime[:3]) == ["code", "story", "all"]
     kinds = {name: kind.kind for name, kind in table.dtypes.items()}
     for name in OUTCOME:
-        whole = name.startswith("num_") or name == "fixed_rows"
+        whole = name.startswith("num_") or name == "min_rows"
         wanted = "b" if name == "is_best" else "i" if whole else "O" if name in ("regime", "exactness") else "f"
         assert kinds[name] in (wanted, "U" if wanted == "O" else wanted), name
     for name in ("threads", "max_new_tokens", "repeat", "seed", "gamma", "width"):

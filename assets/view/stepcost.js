@@ -52,11 +52,14 @@ function costWords(step, plain) {
 
 // -- cache --
 
+/** Rows of the pass that only fill it up; recordings from before this was told have passes of one width. */
+const padding = (step) => step.num_padding || (run.start.width > 0 && !run.start.min_rows && step.rows === run.start.width ? step.cache.extra : 0);
+
 /** Columns of the ruler: a few entries from before, then what the pass wrote ahead, kept path first. */
 function rulerColumns(step, before) {
   const { cache } = step;
   const columns = [];
-  const isPadding = run.start.width > 0 && step.rows === run.start.width;
+  const isPadding = padding(step) > 0;
   const root = before.at(-1);
   for (const token of before.slice(0, -1)) columns.push({ kind: 'old', token });
   columns.push({ kind: 'root', token: root });
@@ -128,7 +131,12 @@ function rulerWords(step) {
   if (own) parts.push(`${capital(quotedToken(own))} has no entry yet: it is fed in the next step.`);
   if (step.drafted.some((token, i) => token.fate === 'accepted' && i >= step.num_accepted)) parts.push('Kept entries of the tree are moved together.');
   const { extra } = step.cache;
-  if (extra && run.start.width > 0) parts.push(`${capital(countedInWords(extra, 'row'))} of the ${inWords(step.rows)} ${extra === 1 ? 'is' : 'are'} padding, there to keep every pass equally wide.`);
+  if (extra && padding(step)) {
+    const filler = `${capital(countedInWords(extra, 'row'))} of the ${inWords(step.rows)} ${extra === 1 ? 'is' : 'are'} padding`;
+    const why = run.start.min_rows && run.start.min_rows !== run.start.width
+      ? ': a pass has at least so many, and its bits are the same however many tokens share it.' : ', there to keep every pass equally wide.';
+    parts.push(filler + why);
+  }
   else if (extra) parts.push(`${capital(countedInWords(extra, 'row'))} of the ${inWords(step.rows)} ${were(extra)} scored for the drafter’s own use.`);
   return parts.join(' ');
 }

@@ -68,7 +68,7 @@ const WORDS = {
     words: 'How many times faster this run wrote its tokens than plain decoding of the same prompt, measured beside it. Under 1 is slower.',
     formula: 'tokens a second of this run / of plain decoding',
     numbers: (c) => equals(`${fixed(c.decode_tokens_per_s, 1)} / ${fixed(run.plain?.tokens_per_s, 1)}`, fixed(run.verdict?.speed_up, 2)),
-    more: 'Plain decoding runs one row a pass, in the same number format, on the same machine, in the same minutes. Reading the prompt is not in either.',
+    more: 'Plain decoding runs one token a pass, in the same number format, on the same machine, in the same minutes. Reading the prompt is not in either.',
   },
   alpha: {
     name: 'Per-token acceptance α', unit: 'no unit, 0 to 1',

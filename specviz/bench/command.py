@@ -69,8 +69,8 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
     engine = SpeculativeGenerator(load_pair(options.pair, dtype=options.dtype, progress=line))
     report = engine.exactness_report(progress=lambda part: line("Self-test", part))
     entries = read_entries(options.prompts, per_regime, engine)
-    # The baseline is plain decoding at one row a pass; methods run as their defaults decide on this machine.
-    contestants = [specviz_method(engine, RunConfig(method="plain", exact=False))]
+    # Plain decoding and the methods run as their defaults decide on this machine.
+    contestants = [specviz_method(engine, RunConfig(method="plain", gamma=0))]
     contestants += [specviz_method(engine, RunConfig(method=name, gamma=options.gamma)) for name in methods[1:]]
     contestants += [peer(name, engine, options.gamma) for name in names_in(options.peers)]
     scores = contest(contestants, entries, limit=options.max_new_tokens, repeat=repeat, progress=line)

@@ -97,7 +97,7 @@ def _long_context(
 ) -> float | None:
     if engine.loaded.max_context < LONG:
         return None
-    plain = specviz_method(engine, RunConfig("plain", exact=False))
+    plain = specviz_method(engine, RunConfig("plain", gamma=0))
     seconds: dict[int, list[float]] = {SHORT: [], LONG: []}
     for turn in range(repeat):
         for context in (SHORT, LONG) if turn % 2 else (LONG, SHORT):

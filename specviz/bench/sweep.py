@@ -34,7 +34,7 @@ _RATES = ("alpha", "acceptance_rate", "acceptance_length", "block_efficiency", "
 class Measured:
     """A setting with what came of it. started: the beginning of a run, which says the machine and the run's word.
 
-    plain: plain decoding with the same sampling, one row a pass, in the same turns.
+    plain: plain decoding with the same sampling, one token a pass, in the same turns.
     """
 
     setting: Setting
@@ -117,7 +117,7 @@ def measure(
 
 def _plain(setting: Setting) -> RunConfig:
     config = setting.config
-    return RunConfig("plain", gamma=0, max_new_tokens=config.max_new_tokens, sampling=config.sampling, exact=False)
+    return RunConfig("plain", gamma=0, max_new_tokens=config.max_new_tokens, sampling=config.sampling)
 
 
 def sweep_rows(measured: Sequence[Measured], entries: Sequence[Entry], *, repeat: int) -> list[dict[str, Any]]:
@@ -128,8 +128,8 @@ def sweep_rows(measured: Sequence[Measured], entries: Sequence[Entry], *, repeat
     speed_up: geometric mean over prompts of the ratio of median speeds; speed_up_low and speed_up_high: of the lowest
     and the highest ratio of one turn, None without a repeat. is_best: the highest speed_up of a regime.
     c, v, v_undrafted: of specviz.theory, measured; theory_speed_up: S from them and the run's own alpha, for chains.
-    fixed_rows: of every pass of the target, 0 for as many as there are tokens to check. num_equal: prompts whose ids
-    are those of plain decoding, None for sampled ones.
+    min_rows: that passes of chains are padded to, 0 for as many as there are tokens to check. num_equal: prompts whose
+    ids are those of plain decoding, None for sampled ones.
     """
     scores = [score for item in measured for score in (item.score, item.plain)]
     timed = {entry.name for entry in entries if all(entry.name in score.rates for score in scores)}
@@ -184,7 +184,7 @@ def _figures(item: Measured, names: Sequence[str], timed: Sequence[str]) -> dict
         "num_prompts": len(names),
         "num_timed": len(timed),
         "exactness": item.started.exactness,
-        "fixed_rows": item.started.width,
+        "min_rows": item.started.min_rows,
         "tokens_per_s": _median_rate(score, timed),
         "plain_tokens_per_s": _median_rate(plain, timed),
         "speed_up": score.speed_up(plain, timed),

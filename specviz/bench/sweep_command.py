@@ -100,7 +100,7 @@ def _print(measured: Sequence[Measured], rows: Sequence[dict[str, Any]], repeat:
     where = f"{one['method']} on {one['pair']}, {one['dtype']}, {_number(one['threads'], 'thread')}"
     print(f"{where}: {' × '.join(size)} × {_number(repeat, 'run')}.")
     speeds = dict.fromkeys(show(row["plain_tokens_per_s"], 1) for row in overall)
-    print(f"Plain decoding beside them, one row a pass: {', '.join(speeds)} tokens/s.\n")
+    print(f"Plain decoding beside them, one token a pass: {', '.join(speeds)} tokens/s.\n")
 
     names = list(dict.fromkeys(name for item in measured for name in item.setting.varied))
     heads = ["", *names, "α", "τ", "eff.", "drafted", "tok/s", "÷ plain", "low–high", "theory", "draft/verify/other"]
@@ -132,8 +132,7 @@ def _print(measured: Sequence[Measured], rows: Sequence[dict[str, Any]], repeat:
 _LEGEND = """
 Ratios are geometric means over prompts of medians over runs, behind the first step; low–high are those of the lowest
 and highest ratio of one turn. theory is the speed-up that the run's own α and measured costs give, for chains. equal
-compares with the ids of plain at one row, where passes of another width may let near-ties fall the other way. word is
-what the setting promises.
+compares with the ids of plain; in a tree's passes near-ties may fall the other way. word is what the setting promises.
 """
 
 

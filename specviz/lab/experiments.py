@@ -32,7 +32,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "gamma",
             "Speed-up against draft length",
-            "Every draft length in turns with plain decoding at one row a pass, on the prompt and settings chosen.",
+            "Every draft length in turns with plain decoding at one token a pass, on the prompt and settings chosen.",
             measure_gamma,
         ),
         Experiment(

@@ -13,6 +13,7 @@ from specviz.bench.settings import Setting
 from specviz.bench.sweep import ALL, Measured, check_settings, sweep_rows, theory
 from specviz.config import RunConfig
 from specviz.errors import ConfigError
+from specviz.generator import plain_beside
 from specviz.lab.experiment import Ask, Check, Finding, Report, about, breaking_off, needs_draft
 from specviz.metrics import Baseline, Counters
 from specviz.models.chat import encode_prompt
@@ -35,7 +36,7 @@ def lengths_for(config: RunConfig) -> tuple[int, ...]:
 
 
 def measure_gamma(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iterator[Report]:
-    """Each draft length in turns with plain decoding at one row a pass, `ask.repeat` times on the one prompt.
+    """Each draft length in turns with plain decoding at one token a pass, `ask.repeat` times on the one prompt.
 
     Raises:
         ConfigError: nothing drafts, a run fails, or the answer is over in its first step.
@@ -51,9 +52,7 @@ def measure_gamma(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Itera
     ]
     started = check_settings(engine, settings, [entry])
     through = breaking_off(check)
-    plain = RunConfig(
-        "plain", gamma=0, sampling=config.sampling, exact=False, stop=config.stop, max_new_tokens=config.max_new_tokens
-    )
+    plain = plain_beside(replace(config, time_limit_s=0.0))
     runs = [specviz_method(engine, plain, "plain decoding", through)]
     runs += [specviz_method(engine, s.config, f"γ {s.config.gamma}", through) for s in settings]
     scores = [Score(run.name) for run in runs]

@@ -12,6 +12,7 @@ from specviz.events import EmittedToken, Event, RunFinished, RunStarted, StepDon
 from specviz.lab.experiment import Ask, Check, Finding, Report, about, breaking_off, needs_draft
 from specviz.metrics import Baseline
 from specviz.models.exactness import LONG_CONTEXT, SHORT_CONTEXTS
+from specviz.words import own_passes
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
@@ -22,7 +23,7 @@ NAME = "greedy"
 
 
 def measure_greedy(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iterator[Report]:
-    """The method's run at temperature 0, then plain decoding at one row a pass, then the reason for a difference.
+    """The method's run at temperature 0, then plain decoding at one token a pass, then the reason for a difference.
 
     Raises:
         ConfigError: nothing drafts, or a run fails.
@@ -43,7 +44,7 @@ def measure_greedy(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iter
     for event in through(engine.stream_plain(ask.prompt, same_length)):
         plain.append(event)
         if isinstance(event, StepDone):
-            yield Report("Plain decoding, one row a pass", 0.4 + 0.5 * min(1.0, len(plain) / length))
+            yield Report("Plain decoding, one token a pass", 0.4 + 0.5 * min(1.0, len(plain) / length))
     started, baseline = run[0], Baseline.of(plain, run)
     assert isinstance(started, RunStarted)
     if baseline is None or baseline.same_text is None:
@@ -56,13 +57,15 @@ def measure_greedy(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iter
         "exactness": started.exactness,
         "reason": started.exactness_reason,
         "width": started.width,
+        "own_passes": own_passes(started),
         "num_compared": _end(plain).num_tokens,
         "first_difference": baseline.first_difference,
         "gap": baseline.gap,
         "width_same": baseline.width_same,
         "positions": report.num_positions,
         "positions_equal": report.num_equal,
-        "tested_rows": sorted({1, min(3, config.width), config.width}),
+        "min_rows": report.min_rows,
+        "tested_width": config.width,
         "tested_contexts": [SHORT_CONTEXTS[0], min(SHORT_CONTEXTS[-1], longest)],
         "tested_long": min(LONG_CONTEXT, longest),
     }

@@ -14,6 +14,7 @@ from specviz.config import RunConfig
 from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.events import Event, RunFinished
+from specviz.generator import plain_beside
 from specviz.lab.experiment import Ask, Check, Finding, Report, about, breaking_off
 from specviz.models.chat import encode_prompt
 from specviz.models.exactness import pass_seconds
@@ -56,7 +57,7 @@ def measure_precision(engine: SpeculativeGenerator, ask: Ask, check: Check) -> I
     yield Report("Loading the draft", 0.0)
     _, in_use = loaded.draft_model(config.draft_quant, copy=is_copy)
     yield Report("The target answers, for drafts to be compared with", 0.0)
-    greedy = RunConfig("plain", gamma=0, exact=False, max_new_tokens=config.max_new_tokens)
+    greedy = RunConfig("plain", gamma=0, max_new_tokens=config.max_new_tokens)
     answer = _last(through(engine.stream(ids, greedy))).token_ids
     facts = {"gamma": config.gamma, "draft": in_use.name, "num_compared": len(answer)}
     table: list[dict[str, Any]] = []
@@ -118,13 +119,9 @@ class _Race:
 
     def turns(self, through: Any) -> Iterator[Turn]:
         config = self._setting.config
-        plain = RunConfig(
-            "plain", gamma=0, sampling=config.sampling, exact=False, stop=config.stop,
-            max_new_tokens=config.max_new_tokens,
-        )  # fmt: skip
         runs = [
             specviz_method(self._engine, one, score.name, through)
-            for one, score in zip((plain, config), self._scores, strict=True)
+            for one, score in zip((plain_beside(config), config), self._scores, strict=True)
         ]
         limit = config.max_new_tokens
         yield from take_turns(runs, [self._entry], self._scores, limit=limit, repeat=self._repeat)

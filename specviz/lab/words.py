@@ -162,32 +162,32 @@ def _length(finding: Finding) -> tuple[str, str]:
 def _greedy(finding: Finding) -> tuple[str, str]:
     facts = finding.facts
     total, place = facts["num_compared"], facts["first_difference"]
-    width = facts["width"]
     if place is None:
-        headline = f"Identical: all {total} tokens are those of plain decoding at one row a pass."
+        headline = f"Identical: all {total} tokens are those of plain decoding at one token a pass."
     elif facts["width_same"]:
-        headline = f"Identical, bit by bit, to plain decoding at this run’s own {width} rows a pass."
+        headline = f"Identical, bit by bit, to plain decoding {facts['own_passes']}."
     elif facts["width_same"] is False:
-        headline = f"Not exact: plain decoding at {width} rows wrote another text. This is a fault."
+        headline = f"Not exact: plain decoding {facts['own_passes']} wrote another text. This is a fault."
     else:
         headline = f"The same for {place} tokens, then another way: a near-tie fell differently."
     sentences = []
     if place is not None:
         gap = f"{facts['gap']:.3f}" if facts["gap"] else "0"
         sentences.append(
-            f"Against plain decoding at one row a pass the first difference is token {place + 1} of {total}. There the "
-            f"target’s two best logits are {gap} apart, and passes of another size round differently."
+            f"Against plain decoding at one token a pass the first difference is token {place + 1} of {total}. There "
+            f"the target’s two best logits are {gap} apart, and passes of another size round differently."
         )
     return headline, " ".join([*sentences, _self_test(facts)])
 
 
 def _self_test(facts: dict[str, Any]) -> str:
-    rows = _listed(facts["tested_rows"])
+    width, least = facts["tested_width"], facts["min_rows"]
     low, high = facts["tested_contexts"]
+    padded = f"padded to {width}" if least == width else f"padded to {least} where there are fewer"
     found = (
-        f"The self-test compared all logits of passes of {facts['tested_rows'][-1]} rows, {rows} of them real, at "
-        f"contexts {low} to {high} and {facts['tested_long']}: {facts['positions_equal']} of {facts['positions']} "
-        "positions were equal to the bit."
+        f"The self-test compared all logits of passes for 1 to {width} tokens, {padded}, at contexts {low} to {high} "
+        f"and {facts['tested_long']}: {facts['positions_equal']} of {facts['positions']} positions were equal to the "
+        "bit."
     )
     if facts["width"]:
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from specviz.models.cache import InPlaceCache
 from specviz.models.int8 import Int8Linear
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 PACKED_ROWS = 8
 """Rows oneDNN is told to expect; other numbers work as well."""
+
+FAST_ROWS = 5
+"""A packed product of so many rows is often faster than one of fewer: its inner loops are written for blocks of four to
+six. Where that is so, a product of fewer rows is filled up with zeros; no number that counts changes."""
 
 
 class Decoder(Protocol):
@@ -156,6 +161,7 @@ class LeanDecoder:
         self._layers = [_Layer(layer) for layer in body.layers]
         self._norm = _norm(body.norm)
         self._head = _Projection([model.lm_head])
+        self._least_rows = _least_rows([layer.down for layer in self._layers])
         self.num_bytes = self._head.num_bytes + sum(layer.num_bytes for layer in self._layers)
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
@@ -209,14 +215,14 @@ class LeanDecoder:
     def finish(self, states: Tensor, *, num_logits: int, hidden: bool) -> tuple[Tensor, Tensor | None]:
         """What `forward` returns, from [rows, d_model] states behind the last layer."""
         states = self._norm(states)
-        return self._head(states[-num_logits:]), states if hidden else None
+        return self.project(states[-num_logits:]), states if hidden else None
 
     def head(self, states: Tensor) -> Tensor:
         """[rows, d_model] states of any layer to [rows, vocab] logits through the final norm."""
-        return self._head(self._norm(states))
+        return self.project(self._norm(states))
 
     def project(self, states: Tensor) -> Tensor:
-        return self._head(states)
+        return self._head(self._filled(states))[: len(states)]
 
     def run_layers(
         self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
@@ -224,13 +230,16 @@ class LeanDecoder:
         """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache."""
         rows, groups = x.shape[0], self._heads // self._kv_heads
         cos, sin = self._rotation(positions)
+        x = self._filled(x)
+        mixed = x.new_zeros(len(x), self._heads * self._head_dim)
+        by_head = mixed[:rows].view(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
         # The query heads that share a key head become rows of one head, so that no key or value is copied.
         mask = _additive(seen.repeat(groups, 1), self._dtype)
         kv = self._kv_heads * self._head_dim
         rotated_heads = self._heads + self._kv_heads
         for index in range(first, last):
             layer = self._layers[index]
-            qkv = layer.qkv(layer.norm_in(x))
+            qkv = layer.qkv(layer.norm_in(x))[:rows]
             qk = qkv[:, :-kv].view(rows, rotated_heads, self._head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat((layer.q_norm(qk[:, : self._heads]), layer.k_norm(qk[:, self._heads :])), 1)
@@ -239,11 +248,16 @@ class LeanDecoder:
             keys, values = cache.write(index, qk[:, self._heads :].transpose(0, 1)[None], v.transpose(0, 1)[None])
             q = qk[:, : self._heads].reshape(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
             q = q.reshape(1, self._kv_heads, groups * rows, self._head_dim)
-            mixed = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
-            mixed = mixed.view(self._kv_heads, groups, rows, self._head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+            attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
+            by_head.copy_(attended.view(self._kv_heads, groups, rows, self._head_dim))
             x = layer.out.added_to(x, mixed)
             x = layer.down.added_to(x, layer.gated(layer.norm_mid(x)))
-        return x
+        return x[:rows]
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """[rows, width] with rows of zeros behind, where a product of more rows is faster."""
+        missing = self._least_rows - len(x)
+        return pad(x, (0, 0, 0, missing)) if missing > 0 else x
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of [rows] positions, [rows, 1, head_dim]; kept as a table that grows by doubling."""
@@ -325,6 +339,15 @@ class _Projection:
             else:
                 self._weight = weight
 
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
+    def example(self, rows: int) -> Tensor:
+        """An input of so many rows, to take the time with."""
+        assert self._packed is not None
+        return torch.ones(rows, self._packed.shape[1], dtype=self._packed.dtype)
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -350,6 +373,22 @@ class _Projection:
         if self._packed is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, "add")
         return other + self(x)
+
+
+def _least_rows(projections: list[_Projection]) -> int:
+    """FAST_ROWS where this machine multiplies packed weights faster so than with one row, else 1. Takes some 0.1 s."""
+    if not all(projection.is_packed for projection in projections):
+        return 1
+    with torch.inference_mode():
+        inputs = {rows: projections[0].example(rows) for rows in (1, FAST_ROWS)}
+        times: dict[int, list[float]] = {rows: [] for rows in inputs}
+        for _ in range(7):  # in turns; the shortest time of each is that without anybody else
+            for rows, x in inputs.items():
+                began = time.perf_counter()
+                for projection in projections:
+                    projection(x)
+                times[rows].append(time.perf_counter() - began)
+    return min(times, key=lambda rows: min(times[rows]))
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -30,9 +30,10 @@ class Session:
     tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
     taps: after how many layers `take_states` wants the states as well; None where it is not used.
     work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
-    width: rows of every pass made by `score` (padded on the right, rolled back), 0 = as many as there are tokens.
-        A fixed width with a rounded key length makes a position's logits independent of how many tokens are checked
-        with it, which is what bit-exact verification rests on.
+    min_rows: fewest rows of a chain's pass (padded on the right, rolled back), whose key length is rounded up as well;
+        0 = as many rows and keys as there are tokens. With enough rows and a rounded key length a position's logits do
+        not depend on how many tokens are checked with it, which is what bit-exact verification rests on. How many are
+        enough is asked of the machine, see `specviz.models.exactness`.
     """
 
     def __init__(
@@ -40,24 +41,24 @@ class Session:
         model: Any,
         *,
         capacity: int,
-        width: int = 0,
+        min_rows: int = 0,
         keep_hidden: bool = False,
         taps: Sequence[int] | None = None,
     ) -> None:
         """
         Args:
             model: a transformers causal LM in eval mode.
-            capacity: most tokens the sequence may hold; a pass may be `width` rows or MAX_NODES nodes longer.
+            capacity: most tokens the sequence may hold; a pass may be `min_rows` rows or MAX_NODES nodes longer.
             keep_hidden: hand out `hidden` and `tail`. taps: collect states for `take_states`.
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
         check_croppable(model, capacity)
-        room = -(-(capacity + max(width, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
-        self.width = width
+        room = -(-(capacity + max(min_rows, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
+        self.min_rows = min_rows
         self.hidden: Tensor | None = None
         self.tail: Tensor | None = None
-        self.rows = 0
+        self.rows = self.num_padding = 0
         self.work = 0.0
         self._layers_run = 0
         self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
@@ -107,7 +108,7 @@ class Session:
 
         The keys and values of those layers stay in this cache, and so do the tokens' states: a `score` of the same
         tokens goes on from there. A prefix that the last call saw is not computed again. Nothing counts until
-        `keep_path`. In exact mode the pass has the width and key length of every other pass, so that what it leaves
+        `keep_path`. In exact mode the pass has as many rows and keys as every other pass, so that what it leaves
         behind is equal to the bit.
 
         Args:
@@ -136,10 +137,10 @@ class Session:
         n = len(parents)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         rows, key_len = n + 1, self.length + n + 1
-        if self.width and chain and n < self.width:
-            rows = self.width
+        if self.min_rows and chain:
+            rows = max(rows, self.min_rows)
             key_len = -(-(self.length + rows) // KEY_BLOCK) * KEY_BLOCK
-        self.rows = rows
+        self.rows, self.num_padding = rows, rows - n - 1
         ids = [root, *token_ids.tolist()]
         if chain and self._num_early(ids):
             return self._finish_early(ids, rows, key_len)[: n + 1]
@@ -264,9 +265,9 @@ class Session:
         assert isinstance(decoder, LeanDecoder)
         del self._early[known:]
         real = len(ids) - known
-        rows = max(real, self.width)
+        rows = max(real, self.min_rows)
         start = self.length + known
-        key_len = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK if self.width else start + rows
+        key_len = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK if self.min_rows else start + rows
         self._cache.open(rows, key_len, known)
         padded = [*ids[known:], *[ids[-1]] * (rows - real)]
         states = decoder.run_layers(

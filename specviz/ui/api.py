@@ -75,8 +75,8 @@ def add_api(host: EngineHost) -> None:
             stop: at most 8 texts that end the answer.
             pair: model pair of the catalog, or host:port of an attached server; empty for what this page starts with.
             dtype: auto, bfloat16 or float32.
-            exact: auto, on or off: passes of fixed width, so that greedy text equals plain decoding's to the bit.
-            width: rows of a pass in exact mode.
+            exact: auto, on or off: passes padded so that greedy text equals plain decoding's to the bit.
+            width: most rows of a pass in exact mode.
             draft_quant: how a drafting model's weights are held: auto, nf4, int8, bfloat16 or float32.
             draft_length: fixed, heuristic, confidence or best: how many to draft from step to step, at most gamma.
             confidence: with draft_length confidence, drafting stops behind a token whose q is under this.

@@ -57,7 +57,7 @@ class Lane:
 
     @property
     def speed_up(self) -> float | None:
-        """Tokens a second over plain decoding's at one row a pass."""
+        """Tokens a second over plain decoding's."""
         mine, base = self.tokens_per_s, self.plain.tokens_per_s if self.plain else None
         return mine / base if mine and base else None
 

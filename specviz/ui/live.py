@@ -131,7 +131,7 @@ def _getting_ready(settings: WatchSettings, engine: Engine) -> str:
 
 
 def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], bool]) -> Iterator[str]:
-    """Measure and send the baseline: as many tokens as the run wrote, the run's own seed, one row a pass."""
+    """Measure and send the baseline: as many tokens as the run wrote, the run's own seed, one token a pass."""
     encoder, finished = run.encoder, run.encoder.finished
     assert finished is not None
     config = replace(run.settings.config, max_new_tokens=min(run.settings.config.max_new_tokens, finished.num_tokens))
@@ -158,7 +158,7 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
     if isinstance(end, RunFinished) and end.reason in WHOLE and (base := Baseline.of(plain, run.events)) is not None:
         run.plain = plain
         if base.same_text is False:
-            yield encoder.status("The text differs from plain decoding at one row a pass. Looking at where and why.")
+            yield encoder.status("The text differs from plain decoding's. Looking at where and why.")
             watched = partial(stoppable, stopped=stopped)
             base = explain_difference(engine, run.settings.prompt, config, run.events, base, watched)
         yield encoder.encode_plain(base, status=status)

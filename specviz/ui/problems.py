@@ -7,7 +7,7 @@ from specviz import errors
 __all__ = ["sentence_for"]
 
 _FLAGS = {
-    "--width 16": "16 rows of an exact pass",
+    "--width 16": "16 as the most rows of an exact pass",
     "--no-exact": "exact passes off",
     "(--raw)": "(No chat template)",
 }

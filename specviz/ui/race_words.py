@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specviz.ui.lanes import Lane, ranked, text_owner, title_of
-from specviz.words import EQUAL_WITHIN, gap_in_words
+from specviz.words import EQUAL_WITHIN, gap_in_words, own_passes
 
 __all__ = ["race_verdict"]
 
@@ -88,9 +88,9 @@ def _difference(lanes: Sequence[Lane]) -> str:
     way = "goes another way" if len(lanes) == 1 else "part from plain decoding together"
     lead = f"{_list([title_of(lane.method) for lane in lanes])} {way} at token {place}{gap}"
     if base.width_same:
-        return f"{lead}: at {started.width} rows a pass plain decoding does too."
+        return f"{lead}: {own_passes(started)} plain decoding does too."
     if base.width_same is False:
-        return f"{lead}; plain decoding at {started.width} rows a pass wrote another text too, so this is a fault."
+        return f"{lead}; plain decoding {own_passes(started)} wrote another text too, so this is a fault."
     return f"{lead}."
 
 

@@ -130,10 +130,10 @@ class Watch:
             f["exact"] = gr.Radio(
                 [("Where it is cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"],
                 label="Exact passes",
-                info="a fixed number of rows, so that greedy text equals plain decoding’s to the bit",
+                info="padded so that greedy text equals plain decoding’s to the bit",
             )  # fmt: skip
             f["width"] = gr.Radio(
-                [("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Rows of an exact pass"
+                [("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Most rows of an exact pass"
             )
             f["draft_quant"] = gr.Dropdown(
                 [("The pair’s own", "auto"), *((quant, quant) for quant in DRAFT_QUANTS)], value="auto",
