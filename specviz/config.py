@@ -31,7 +31,7 @@ GREEDY_BELOW = 1e-3
 MAX_GAMMA = 15
 MAX_NEW_TOKENS = 4096
 DEFAULT_WIDTH = 8
-DEFAULT_GAMMA = 7
+DEFAULT_GAMMA = 5
 DEFAULT_METHOD = "cascade"
 """What runs where none is named: measured to be the fastest lossless method with the drafts that come along."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ __all__ = [
     "choose",
     "coin",
     "draw",
+    "first_choices",
+    "own_probabilities",
     "own_probability",
     "penalise",
     "probabilities",
@@ -52,12 +55,25 @@ def choose(logits: Tensor, params: SamplingParams, history: Iterable[int] = ()) 
     return int(penalise(logits, history, params.repetition_penalty).argmax())
 
 
+def first_choices(logits: Tensor) -> list[int]:
+    """The greedy token of each row of [rows, vocab] logits without a penalty, the smallest id among equals."""
+    # torch looks for the largest of many bfloat16 numbers four times as long as for that of float32 ones.
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    found: list[int] = logits.argmax(-1).tolist()
+    return found
+
+
 def own_probability(logits: Tensor, token_id: int) -> float:
     """The model's own probability of a token: softmax of [vocab] logits at temperature 1. For information only."""
+    return own_probabilities(logits, (token_id,))[0]
+
+
+def own_probabilities(logits: Tensor, token_ids: Sequence[int]) -> list[float]:
+    """`own_probability` of several tokens for one place."""
     logits = logits.float()
-    if not 0 <= token_id < logits.shape[-1]:
-        return 0.0
-    return float(torch.exp(logits[token_id] - torch.logsumexp(logits, -1)))
+    total = float(torch.logsumexp(logits, -1))
+    size = logits.shape[-1]
+    return [math.exp(float(logits[token_id]) - total) if 0 <= token_id < size else 0.0 for token_id in token_ids]
 
 
 def probabilities(logits: Tensor, params: SamplingParams, history: Iterable[int] = ()) -> Tensor:

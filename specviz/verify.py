@@ -19,7 +19,16 @@ from torch import Tensor
 from specviz.config import SamplingParams
 from specviz.events import Origin
 from specviz.proposal import Proposal, Trial, Verdict
-from specviz.sampling import choose, coin, draw, own_probability, probabilities, residual
+from specviz.sampling import (
+    choose,
+    coin,
+    draw,
+    first_choices,
+    own_probabilities,
+    own_probability,
+    probabilities,
+    residual,
+)
 
 __all__ = ["verify_greedy", "verify_likely", "verify_sampling"]
 
@@ -34,7 +43,7 @@ def verify_greedy(
         history: every committed id, for the repetition penalty; drafted tokens on the path are added on the way.
     """
     children = proposal.children_of()
-    firsts = logits.argmax(-1).tolist() if params.repetition_penalty == 1.0 else None
+    firsts = first_choices(logits) if params.repetition_penalty == 1.0 else None
     path: list[int] = []
     trials: list[Trial] = []
     seen = list(history)
@@ -42,18 +51,17 @@ def verify_greedy(
     while True:
         row = logits[node + 1]
         first = firsts[node + 1] if firsts is not None else choose(row, params, seen)
-        kept = None
-        for child in children.get(node, ()):
-            token = int(proposal.token_ids[child])
-            accepted = token == first
+        tried = children.get(node, [])
+        tokens = [int(proposal.token_ids[child]) for child in tried]
+        kept = tried[tokens.index(first)] if first in tokens else None
+        if kept is not None:
+            tokens = tokens[: tokens.index(first) + 1]
+        probs = own_probabilities(row, [*tokens, first])
+        for child, token, prob in zip(tried, tokens, probs, strict=False):
             dist = torch.softmax(row.float(), -1) if detail else None
-            trials.append(Trial(child, accepted, own_probability(row, token), target_dist=dist))
-            if accepted:
-                kept = child
-                break
+            trials.append(Trial(child, token == first, prob, target_dist=dist))
         if kept is None:
-            origin = _origin(children, node)
-            return Verdict(tuple(path), first, origin, tuple(trials), own_probability(row, first))
+            return Verdict(tuple(path), first, _origin(children, node), tuple(trials), probs[-1])
         path.append(kept)
         seen.append(first)
         node = kept

@@ -45,8 +45,8 @@ TABLE_MATCH = Option(
 FALLBACK_TREE = Option(
     "fallback_tree",
     "auto",
-    "how a feature head drafts here: chain, growing:4 for the 4 likeliest candidates, or a fixed shape; auto takes a "
-    "chain where exact is on, else growing:4",
+    "how a feature head drafts here: chain, growing:5 for the 5 likeliest candidates, or a fixed shape; auto takes a "
+    "chain where exact is on, else growing:5",
 )
 
 

@@ -17,6 +17,7 @@ from specviz.drafters.options import Option
 from specviz.events import DraftNote
 from specviz.models.session import Session
 from specviz.proposal import Proposal
+from specviz.sampling import first_choices
 
 __all__ = ["LOOKAHEAD_OPTIONS", "JacobiDrafter", "LookaheadDrafter", "NgramPool"]
 
@@ -203,7 +204,7 @@ class LookaheadDrafter:
         scored = [token for node, token in enumerate(ids) if proposal.is_scored_only(node)]
         if self._asked is None or scored != self._asked or (scored and logits is None):
             return None
-        firsts = logits.argmax(-1).tolist() if logits is not None else []
+        firsts = first_choices(logits) if logits is not None else []
         # Column 0 has one scored row less than the others. With N = 2 it has none: it is the root, whose row is checked
         # and not scored, and what follows it is known by now.
         ends = [(self._n - 1) * (c + 1) - 2 for c in range(len(self._columns))]
@@ -281,7 +282,7 @@ class JacobiDrafter:
             self._guesses = self._guesses[len(outcome.token_ids) :]  # another draft was checked: the guesses move on
         else:
             # Rows up to the last kept guess speak of places that are committed by now.
-            self._guesses = outcome.logits[len(outcome.kept) + 1 :].argmax(-1).tolist()
+            self._guesses = first_choices(outcome.logits[len(outcome.kept) + 1 :])
 
     def close(self) -> None:
         self._guesses = []
