@@ -203,7 +203,7 @@ def test_a_greedy_run_that_equals_plain_says_so_with_the_self_test() -> None:
     assert all(row["is_same"] for row in finding.rows)
     headline, rest = answer(finding)
     assert headline.startswith("Identical: all 12 tokens")
-    assert "contexts 36 to 52 and 496" in rest  # the longest that leaves room for two passes in 512 places
+    assert "contexts 46 to 67 and 496" in rest  # the longest that leaves room for two passes in 512 places
 
 
 def test_the_first_difference_is_named_with_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
