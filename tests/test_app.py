@@ -611,6 +611,26 @@ def test_a_list_that_the_keyboard_leaves_is_closed(site: Any) -> None:
 
 
 @pytest.mark.browser
+def test_the_first_stop_of_the_keyboard_leads_past_the_settings(site: Any) -> None:
+    """To Run where it is in view, else to the tab that is open; unseen until the keyboard comes to it."""
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_selector(".skiplink", state="attached")
+        top = "document.querySelector('.skiplink').getBoundingClientRect().top"
+        assert page.evaluate(top) < 0
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skiplink"
+        assert page.evaluate(top) > 0
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "run"
+        assert "#" not in page.url
+        page.click("#tabs [role=tab]:has-text('Methods')")
+        page.wait_for_selector("#run", state="hidden")
+        page.locator(".skiplink").focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.textContent").strip() == "Methods"
+
+
+@pytest.mark.browser
 def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .strip .st")

@@ -56,7 +56,7 @@ class Method:
     check: Callable[[RunConfig], object] | None = None
 
     def word(self, config: RunConfig, loaded: LoadedPair) -> Exactness:
-        """The greedy word under these settings: trees run at their own number of rows, so they are never exact."""
+        """The greedy word under these settings: trees round otherwise, so they are never exact."""
         if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config, loaded):
             return "lossless"
         return self.exactness

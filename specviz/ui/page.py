@@ -51,6 +51,19 @@ _CLOSE_LISTS_JS = """() => {
   });
 }"""
 
+# Two dozen fields come before Run. The first stop of the keyboard leads past them.
+_SKIP_LINK_JS = """() => {
+  if (document.querySelector('.skiplink')) return;
+  const link = document.createElement('a');
+  Object.assign(link, { className: 'skiplink', href: '#run', textContent: 'Skip the settings' });
+  link.addEventListener('click', (event) => {
+    event.preventDefault();
+    const goals = [...document.querySelectorAll('#run, #tabs [role=tab][aria-selected=true]')];
+    goals.sort((one) => (one.id === 'run' ? -1 : 1)).find((goal) => goal.getClientRects().length)?.focus();
+  });
+  document.body.prepend(link);
+}"""
+
 _TELL_VIEW_JS = "() => { window.dispatchEvent(new CustomEvent('specviz:tab', { detail: '%s' })); }"
 
 
@@ -91,6 +104,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         add_api(host)
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
         demo.load(None, None, None, js=_CLOSE_LISTS_JS, api_visibility="private")
+        demo.load(None, None, None, js=_SKIP_LINK_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 

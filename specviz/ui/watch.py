@@ -56,6 +56,11 @@ _PROMISES = {
     "approximate": "Approximate: the rule changes the target’s distribution.",
 }
 
+_CHAINS_ONLY = (
+    "As a chain exact: greedy text is plain decoding’s to the bit, while exact passes are on. As a tree lossless: "
+    "near-ties may fall the other way."
+)
+
 _OPTION_LABELS = {
     "ngram": "N-gram",
     "min_count": "Least count",
@@ -424,4 +429,5 @@ def _method_info(name: str, temperature: Any, pair: ModelPair, verify: Any = "au
     word = "approximate" if verify != "auto" else method.exactness if greedy else "lossless"
     absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
     rest = f" This pair has no draft for: {', '.join(absent)}." if absent else ""
-    return f"{method.summary} {_PROMISES[word]}{rest}"
+    promise = _CHAINS_ONLY if word == "exact" and method.is_chain is not None else _PROMISES[word]
+    return f"{method.summary} {promise}{rest}"
