@@ -623,11 +623,11 @@ def test_the_first_stop_of_the_keyboard_leads_past_the_settings(site: Any) -> No
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "run"
         assert "#" not in page.url
-        page.click("#tabs [role=tab]:has-text('Methods')")
+        page.click("#tabs [role=tab]:has-text('Race')")
         page.wait_for_selector("#run", state="hidden")
         page.locator(".skiplink").focus()
         page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.textContent").strip() == "Methods"
+        assert page.evaluate("document.activeElement.textContent").strip() == "Race"
 
 
 @pytest.mark.browser

@@ -19,7 +19,7 @@ from specviz.bench.runner import Entry
 from specviz.bench.settings import MAX_SETTINGS, can_vary, combine, default_vary, read_vary, setting_columns
 from specviz.bench.sweep import check_settings, measure, sweep_rows, theory
 from specviz.cli import main
-from specviz.config import RunConfig
+from specviz.config import DEFAULT_GAMMA, RunConfig
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import ConfigError
 from specviz.generator import SpeculativeGenerator
@@ -174,7 +174,7 @@ def test_columns_hold_what_acts_in_a_run() -> None:
     method = get_method("cascade")
     columns = setting_columns(method, settings_of("cascade", "threshold=0.5", "exact=off", "fallback=none")[0].config)
     assert columns == {
-        "gamma": 7, "draft_length": "fixed", "draft_quant": "auto", "verify": "threshold", "epsilon": None,
+        "gamma": DEFAULT_GAMMA, "draft_length": "fixed", "draft_quant": "auto", "verify": "threshold", "epsilon": None,
         "delta": None, "threshold": 0.5, "temperature": 0.0, "exact": "off", "width": None, "fallback": "none",
         "fallback_tree": "auto", "min_match": 0, "table_match": 0, "min_count": 1,
     }  # fmt: skip
