@@ -271,6 +271,8 @@ def _loaded(options: argparse.Namespace, config: RunConfig) -> Any:
 
     progress = _Progress(sys.stderr)
     generator = SpeculativeGenerator(load_pair(pair, dtype=options.dtype, progress=progress))
+    if config.exact is not False:
+        generator.exactness_report(config.width, lambda part: progress("Self-test", part))
     progress.close()
     # One run that nobody counts: the first passes of a process pay for memory and code that later ones find ready.
     for _ in generator.stream(

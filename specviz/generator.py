@@ -225,10 +225,13 @@ class SpeculativeGenerator:
         if is_plain:
             return width, min_rows, "exact", "Plain decoding itself."
         if not width:
-            why = "Passes have as many rows as there are tokens to check, so near-ties may fall the other way."
-            if report is not None:
-                why += " " + report.sentence
-            return width, min_rows, "lossless", why
+            why = "Passes have as many rows as there are tokens to check"
+            if word != "exact":
+                why = "Passes that hold more than one chain round otherwise than plain decoding's"
+            elif min_rows:
+                why = f"The self-test vouches for drafts of up to {config.width - 1} tokens"
+            why += ", so near-ties may fall the other way."
+            return width, min_rows, "lossless", why if report is None else f"{why} {report.sentence}"
         assert report is not None
         if word != "exact":
             return width, min_rows, word, "Only chains can be exact to the bit; in a tree near-ties may differ."

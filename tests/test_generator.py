@@ -861,6 +861,11 @@ def test_free_padding_is_used_by_runs_that_promise_no_bits_as_well():
         assert events[0].exactness == "lossless"
         assert min(step.rows for step in steps_of(events)) >= 5
         assert "exact" not in events[0].command
+        because = {
+            "lookahead": "more than one chain",
+            "draft-model": "up to 7 tokens" if "gamma" in more else "Sampled",
+        }
+        assert because[method] in events[0].exactness_reason
     assert next(engine.stream(PROMPT, config("lookahead", exact=False))).min_rows == 0
     assert "--no-exact" in next(engine.stream(PROMPT, config("lookahead", exact=False))).command
 

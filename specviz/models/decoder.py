@@ -377,7 +377,7 @@ class _Projection:
 
 def _least_rows(projections: list[_Projection]) -> int:
     """FAST_ROWS where this machine multiplies packed weights faster so than with one row, else 1. Takes some 0.1 s."""
-    if not all(projection.is_packed for projection in projections):
+    if not projections or not all(projection.is_packed for projection in projections):
         return 1
     with torch.inference_mode():
         inputs = {rows: projections[0].example(rows) for rows in (1, FAST_ROWS)}
