@@ -51,14 +51,19 @@ def penalise(logits: Tensor, history: Iterable[int], penalty: float) -> Tensor:
 
 def choose(logits: Tensor, params: SamplingParams, history: Iterable[int] = ()) -> int:
     """The greedy token of [vocab] logits: the argmax behind the penalty, the smallest id among equals."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = _wide(logits)
     return int(penalise(logits, history, params.repetition_penalty).argmax())
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """In at least float32."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def first_choices(logits: Tensor) -> list[int]:
     """The greedy token of each row of [rows, vocab] logits without a penalty, the smallest id among equals."""
     # torch looks for the largest of many bfloat16 numbers four times as long as for that of float32 ones.
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = _wide(logits)
     found: list[int] = logits.argmax(-1).tolist()
     return found
 
@@ -85,7 +90,7 @@ def probabilities(logits: Tensor, params: SamplingParams, history: Iterable[int]
     Returns:
         [vocab], sums to 1. In a greedy run all of it on the argmax.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = _wide(logits)
     if params.is_greedy:
         return torch.nn.functional.one_hot(
             penalise(logits, history, params.repetition_penalty).argmax(), logits.shape[-1]
