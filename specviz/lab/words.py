@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from specviz.config import APPROXIMATE_RULES
 from specviz.lab.experiment import Finding
 from specviz.lab.gamma import as_good, best_of
 from specviz.models.exactness import MAX_EXACT_COST
@@ -199,7 +200,7 @@ def _sampling(finding: Finding) -> tuple[str, str]:
     total, p = facts["num_samples"], facts["p_value"]
     if p is None:
         return "Nothing to test: one outcome has nearly all the probability.", "Raise the temperature, then test again."
-    approximate = facts["verify"] != "auto"
+    approximate = facts["verify"] in APPROXIMATE_RULES
     number = f"p = {p:.2g}" if p < DOUBTFUL else f"p = {p:.2f}"
     if p < HOPELESS:
         headline = f"Another distribution than the target’s: {number}. This is not chance."
