@@ -124,12 +124,12 @@ class Trial:
     accept_prob: float | None = None
     coin: float | None = None
     overlap: float | None = None
-    prefix_prob: float | None = None
-    block_prob: float | None = None
-    is_behind: bool = False
     target_dist: Tensor | None = None
     draft_dist: Tensor | None = None
     residual: Tensor | None = None
+    prefix_prob: float | None = None
+    block_prob: float | None = None
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

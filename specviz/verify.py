@@ -131,7 +131,7 @@ def verify_block(
     n = len(tokens)
     targets = [probabilities(logits[0], params, history)]
     drafts: list[Tensor] = []
-    rests: list[Tensor] = []  # by number of kept tokens, what the token behind them is drawn from
+    prefixes: list[float] = []
     trials: list[Trial] = []
     prefix = 1.0
     kept = 0
@@ -139,7 +139,7 @@ def verify_block(
         p = targets[node]
         q = proposal.probs[node].to(p.dtype)
         drafts.append(q)
-        rests.append(residual(prefix * p, q, p))
+        prefixes.append(prefix)
         known = 0 <= token < p.shape[-1]
         p_token, q_token = (float(p[token]), float(q[token])) if known else (0.0, 0.0)
         ratio = p_token / q_token if q_token > 0 else 0.0
@@ -157,7 +157,9 @@ def verify_block(
         )
         if prefix == 0:
             break  # nothing longer can be kept
-    rest = targets[n] if kept == n else rests[kept]
+    rest = targets[kept]
+    if kept < n:
+        rest = residual(prefixes[kept] * rest, drafts[kept], rest)
     token = draw(rest, rng)
     for node, trial in enumerate(trials):
         trials[node] = replace(
@@ -165,9 +167,9 @@ def verify_block(
             accepted=node < kept,
             is_behind=node > kept,
             overlap=float(torch.minimum(targets[node], drafts[node]).sum()) if node <= kept else None,
-            target_dist=targets[node] if detail else None,
-            draft_dist=drafts[node] if detail else None,
-            residual=rests[node] if detail and node == kept else None,
+            target_dist=targets[node] if detail and node <= kept else None,
+            draft_dist=drafts[node] if detail and node <= kept else None,
+            residual=rest if detail and node == kept else None,
         )
     path = tuple(range(kept))
     return Verdict(path, token, "bonus" if kept == n else "corrected", tuple(trials), float(rest[token]))
