@@ -15,7 +15,11 @@ from torch import Tensor
 
 import specviz.verify as verify_module
 from specviz.config import SamplingParams
+from specviz.errors import ConfigError
 from specviz.events import DraftedToken, StepDone, event_from_json, event_to_json
+from specviz.lab.experiment import Ask
+from specviz.lab.rules import kept_by_block, kept_by_token, measure_rules
+from specviz.lab.words import answer
 from specviz.proposal import Proposal, Verdict
 from specviz.sampling import probabilities, uniform_generator
 from specviz.verify import verify_block, verify_sampling
@@ -181,10 +185,13 @@ def test_a_block_keeps_at_least_what_the_token_rule_keeps() -> None:
     higher = 0
     for seed in range(1_000):
         p, q = random_table(2 * seed), random_table(2 * seed + 1)
-        block = token = 0.0
+        block = token = worth = 0.0
         for chance, proposal, logits in drafts(p, q, 2):
-            mine, theirs = expected_kept(verify_block(proposal, logits, T1, [], uniform_generator(0)), 2)
+            verdict = verify_block(proposal, logits, T1, [], uniform_generator(0))
+            mine, theirs = expected_kept(verdict, 2)
             block, token = block + chance * mine, token + chance * theirs
+            worth += chance * sum(trial.prefix_prob or 0.0 for trial in verdict.trials)
+        assert worth == pytest.approx(block, abs=1e-12)  # the sum of p_i is the mean that the Lab tells
         assert block >= token - 1e-12
         higher += block > token + 1e-6
     assert higher > 500
@@ -262,3 +269,31 @@ def test_a_greedy_run_is_the_same_under_every_lossless_rule() -> None:
         events = [*engine.stream("ab", config("draft-model", max_new_tokens=12, verify=rule))]
         assert events[0].verify == "greedy" and events[0].exactness == "lossless"
         assert all(isinstance(t, DraftedToken) and t.block_prob is None for s in events[2:-1] for t in s.drafted)
+
+
+# --- in the Lab ------------------------------------------------------------------------------------------------------
+
+
+def test_the_lab_weighs_the_same_drafts_under_both_rules() -> None:
+    """Issue 18: no place is kept less often as a block, the mean is higher, and what draws no chain is refused."""
+    engine = generator(wild(), noisy(wild(), 0.03), eos=())
+    ask = Ask("ab", config("draft-model", gamma=4, max_new_tokens=60, temperature=1.0, seed=1))
+    finding = [report.finding for report in measure_rules(engine, ask, lambda: None)][-1]
+    assert finding is not None and finding.is_whole
+    for rule in ("token", "block"):
+        assert sum(row[rule] for row in finding.rows) == pytest.approx(finding.facts[rule])
+    assert all(row["block"] >= row["token"] for row in finding.rows)
+    assert finding.facts["block"] > finding.facts["token"] > 0
+    assert answer(finding)[0].startswith("As a block ")
+    with pytest.raises(ConfigError, match="draws no chain"):
+        list(measure_rules(engine, Ask("ab", config("prompt-lookup", temperature=1.0)), lambda: None))
+
+
+def test_shares_by_place_are_those_of_the_rules() -> None:
+    """As a block p_i; token by token 0.8 and 0.8 * 0.5."""
+    pair = [
+        DraftedToken(1, "a", i - 1, "accepted", accept_prob=a, coin=0.1, prefix_prob=worth)
+        for i, (a, worth) in enumerate(((0.8, 0.8), (0.5, 0.6)))
+    ]
+    assert kept_by_block(pair) == [0.8, 0.6]
+    assert kept_by_token(pair) == [0.8, 0.4]

@@ -31,18 +31,14 @@ def kept_by_token(drafted: Sequence[DraftedToken]) -> list[float]:
 
 
 def kept_by_block(drafted: Sequence[DraftedToken]) -> list[float]:
-    """[n] for each place, how likely the block rule keeps it: that a coin from there on falls under its h."""
-    out: list[float] = []
-    missed = 1.0
-    for token in reversed(drafted):
-        missed *= 1.0 - (token.block_prob or 0.0)
-        out.append(1.0 - missed)
-    return out[::-1]
+    """[n] for each place, how likely the block rule keeps it, whatever the draft goes on with: p_i, by the choice of h
+    (Sun et al. 2024, arXiv 2403.10444). It is never under the product above."""
+    return [token.prefix_prob or 0.0 for token in drafted]
 
 
 def measure_rules(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iterator[Report]:
-    """`ask.repeat` runs whose drafts are verified as blocks. Each draft is then weighed under both rules, so neither the
-    coins nor the texts that follow from them make a difference between the two.
+    """`ask.repeat` runs whose drafts are verified as blocks. Each draft is then weighed under both rules, so neither
+    the coins nor the texts that follow from them make a difference between the two.
 
     Raises:
         ConfigError: nothing is drafted, or no chain is drawn.

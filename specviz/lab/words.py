@@ -221,6 +221,25 @@ def _sampling(finding: Finding) -> tuple[str, str]:
     return headline, rest
 
 
+def _rules(finding: Finding) -> tuple[str, str]:
+    facts = finding.facts
+    token, block, n = facts["token"], facts["block"], facts["num_drafts"]
+    gain = 100 * (block / token - 1.0) if token > 0 else 0.0
+    if gain < 0.05:
+        headline = f"No difference here: {block:.2f} drafted tokens are kept a step under either rule."
+    else:
+        headline = (
+            f"As a block {block:.2f} drafted tokens are kept a step, token by token {token:.2f}: {gain:.1f} % more."
+        )
+    rest = (
+        f"Means over {n:,} drafts, weighed with the same p and q: no coin decides. In {facts['num_better']:,} of them the "
+        f"block is worth more, in the others as much. With the target’s own token a step writes {1 + block:.2f} against "
+        f"{1 + token:.2f}. What is neither draft nor check, this rule included, took {100 * facts['other_share']:.1f} % "
+        "of the time."
+    )
+    return headline, rest
+
+
 _ANSWERS: dict[str, Callable[[Finding], tuple[str, str]]] = {
     "gamma": _gamma,
     "passes": _passes,
@@ -229,6 +248,7 @@ _ANSWERS: dict[str, Callable[[Finding], tuple[str, str]]] = {
     "length": _length,
     "greedy": _greedy,
     "sampling": _sampling,
+    "rules": _rules,
 }
 
 
