@@ -137,14 +137,11 @@ def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     return own.new_full((vocab_size,), float("-inf")).index_copy_(0, ids, own)
 
 
-def residual(p: Tensor, q: Tensor, else_: Tensor | None = None) -> Tensor:
-    """norm(max(p - q, 0)): what a refused token is replaced from. `else_`, or p itself, where nothing is left of it but
-    rounding.
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm(max(p - q, 0)): what a refused token is replaced from. p itself where nothing is left but rounding.
 
     Source: Leviathan et al. (2023), section 2.3; Chen et al. (2023), Equation 3.
     """
     rest = torch.clamp(p - q, min=0.0)
     total = rest.sum()
-    if total > 0:
-        return rest / total
-    return p if else_ is None else else_
+    return rest / total if total > 0 else p

@@ -159,7 +159,7 @@ def verify_block(
             break  # nothing longer can be kept
     rest = targets[kept]
     if kept < n:
-        rest = residual(prefixes[kept] * rest, drafts[kept], rest)
+        rest = residual(prefixes[kept] * rest, drafts[kept])
     token = draw(rest, rng)
     for node, trial in enumerate(trials):
         trials[node] = replace(

@@ -232,10 +232,10 @@ def _rules(finding: Finding) -> tuple[str, str]:
             f"As a block {block:.2f} drafted tokens are kept a step, token by token {token:.2f}: {gain:.1f} % more."
         )
     rest = (
-        f"Means over {n:,} drafts, weighed with the same p and q: no coin decides. In {facts['num_better']:,} of them the "
-        f"block is worth more, in the others as much. With the target’s own token a step writes {1 + block:.2f} against "
-        f"{1 + token:.2f}. What is neither draft nor check, this rule included, took {100 * facts['other_share']:.1f} % "
-        "of the time."
+        f"Means over {n:,} drafts, weighed with the same p and q: no coin decides. In {facts['num_better']:,} of them "
+        "the block is worth more, in the others as much. With the target’s own token a step writes "
+        f"{1 + block:.2f} against {1 + token:.2f}. What is neither draft nor check, this rule included, took "
+        f"{100 * facts['other_share']:.1f} % of the time."
     )
     return headline, rest
 
