@@ -34,6 +34,7 @@ __all__ = [
     "MANIFEST",
     "build_trunk",
     "config_refusal",
+    "cut_head",
     "load_trunk",
     "read_manifest",
     "save_trunk",
@@ -112,6 +113,16 @@ def build_trunk(
         model.config.max_position_embeddings = target.config.max_position_embeddings
     model.config.vocab_size = target.config.vocab_size
     model.model.embed_tokens = target.model.embed_tokens
+    cut_head(model, target, output_ids)
+    return model
+
+
+def cut_head(model: Any, target: Any, output_ids: Tensor) -> None:
+    """Give a trunk the rows of the target's output layer that stand for these ids.
+
+    Args:
+        output_ids: [v] int64, ascending.
+    """
     weight = target.get_output_embeddings().weight.detach()
     size = len(output_ids)
     whole = torch.equal(output_ids.cpu(), torch.arange(size))  # the first rows, or all: no copy
@@ -120,7 +131,6 @@ def build_trunk(
     head.weight = torch.nn.Parameter(rows, requires_grad=False)
     model.lm_head = head
     model.output_ids = output_ids
-    return model
 
 
 def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str]) -> dict[str, tuple[int, ...]]:
