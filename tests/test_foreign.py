@@ -23,6 +23,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 from specviz.cli import main
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.foreign import Kind, import_draft, recognise
 from specviz.drafters.medusa import MAX_SHARD_BYTES, Heads, MedusaDrafter, find_heads, load_heads, save_heads
@@ -389,9 +390,9 @@ def test_an_eagle_head_drafts_as_its_authors_forward_says(name, pair, tmp_path):
     assert trained.model.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr(), "the head is shared"
     parts, taps = read_parts(trained)
     sizes = {"vocab_size": VOCAB, "max_new_tokens": 8}
-    drafter = FeatureDrafter(
-        LeanDecoder.of(trained.model), parts, trained.model.output_ids, taps, parse_tree("chain"), **sizes
-    )
+    decoder = LeanDecoder.of(trained.model)
+    head = ContextHead(decoder, trained.model.output_ids, None, vocab_size=VOCAB)
+    drafter = FeatureDrafter(decoder, parts, head, taps, parse_tree("chain"), **sizes)
     ids = [5, 9, 33, 8, 21, 4, 60, 2, 17, 3, 40, 12, 7, 7, 19, 51, 22, 30, 1, 11]
     wanted, sure = eagle_chain(
         eagle(settings.get("num_hidden_layers", 1), bias="bias" not in settings, qkv_bias="qkv_bias" in settings),

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.config import RunConfig, SamplingParams
 from specviz.drafters.base import DraftContext
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature import FeatureDrafter
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.registry import get_method
@@ -94,13 +95,16 @@ def write_corpus(path: Path, loaded: LoadedPair, num_answers: int = 48) -> Path:
 # --- the feature head ---------------------------------------------------------------------------------------------
 
 
-def feature_drafter(target: Any, tree: str) -> tuple[FeatureDrafter, Any, Any]:
+def feature_drafter(
+    target: Any, tree: str, output_layer: torch.Tensor | None = None
+) -> tuple[FeatureDrafter, Any, Any]:
     trunk = fresh_trunk(target, (4,), torch.arange(3, 60, 2)).double().eval().requires_grad_(False)
     parts = fresh_parts(24, 2, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     decoder = LeanDecoder.of(trunk)
     sizes = {"vocab_size": 60, "max_new_tokens": 60}
     shape = parse_growing(tree) or parse_tree(tree)
-    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, shape, **sizes), trunk, parts
+    head = ContextHead(decoder, trunk.output_ids, output_layer, vocab_size=60)
+    return FeatureDrafter(decoder, parts, head, TAPS, shape, **sizes), trunk, parts
 
 
 def propose(drafter: FeatureDrafter, target: Any, ids: list[int], num_tokens: int, blocks: tuple[int, ...] = ()) -> Any:
@@ -149,6 +153,28 @@ def test_a_feature_head_reads_in_any_blocks() -> None:
         apart = propose(feature_drafter(target, "chain")[0], target, IDS, 5, blocks)
         assert apart.token_ids.tolist() == whole.token_ids.tolist()
         assert apart.confidence == pytest.approx(whole.confidence, abs=1e-9)
+
+
+def test_a_head_proposes_what_the_text_holds_besides_its_own_ids() -> None:
+    """Logits of joined ids are products with the target's own rows; another run begins without them."""
+    target = tiny_target(torch.float64)
+    layer = target.get_output_embeddings().weight.detach()
+    drafter, trunk, _ = feature_drafter(target, "growing:30", layer)
+    proposal = propose(drafter, target, IDS, 2)
+    head = drafter._head
+    strangers = [8, 4]  # the even ids of the text, in order; this trunk's own are odd
+    assert head.ids.tolist() == [*trunk.output_ids.tolist(), *strangers]
+    state = torch.randn(3, 24, dtype=torch.float64)
+    wanted = trunk.model.norm(state) @ layer[head.ids].mT
+    assert torch.allclose(head(state), wanted, atol=1e-12)
+    assert set(proposal.token_ids.tolist()) <= set(head.ids.tolist())
+    q = torch.softmax(head(drafter._behind[None])[0], -1)
+    first = [n for n, parent in enumerate(proposal.parents) if parent == -1]
+    for node in first:
+        at = head.ids.tolist().index(int(proposal.token_ids[node]))
+        assert abs(float(q[at]) - proposal.confidence[node]) < 1e-9
+    drafter.reset([3, 5, 7])
+    assert torch.equal(head.ids, trunk.output_ids)
 
 
 def test_the_branches_of_a_feature_head() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature_head import EagleParts, FeatureParts, FusedParts
 from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
@@ -82,7 +83,7 @@ class FeatureDrafter:
         self,
         decoder: LeanDecoder,
         parts: FeatureParts,
-        output_ids: Tensor,
+        head: ContextHead,
         taps: Sequence[int],
         tree: Tree | GrowingTree,
         *,
@@ -94,7 +95,7 @@ class FeatureDrafter:
         """
         Args:
             decoder: of the trunk, one layer or a few. parts: what stands before it.
-            output_ids: [v] int64, what the trunk's logits stand for.
+            head: what the trunk's states are projected with.
             vocab_size: ids at or above are never drafted.
             max_new_tokens: bounds the cache. stop_below: a chain ends behind a token whose q is under this; the token
                 itself is still proposed.
@@ -103,7 +104,7 @@ class FeatureDrafter:
         self.notes = notes
         self._decoder = decoder
         self._parts = parts
-        self._output_ids = output_ids
+        self._head = head
         self._tree = tree
         self._vocab_size = vocab_size
         self._max_new_tokens = max_new_tokens
@@ -118,6 +119,7 @@ class FeatureDrafter:
 
     def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
+        self._head.reset()
         self._cache = InPlaceCache(self._decoder.num_layers, len(prompt_ids) + self._max_new_tokens + _ROOM)
         if target is not None:
             self._catch_up(prompt_ids, target)
@@ -128,11 +130,12 @@ class FeatureDrafter:
         if self._behind is None:  # a prompt of one token: nothing has been through the target yet
             return Proposal.empty(DraftNote("tree", "no hidden state yet"))
         with torch.inference_mode():
+            self._head.read(context.token_ids)
             if isinstance(self._tree, GrowingTree):
                 return self._grow(context, max_tokens, self._tree)
             if self._tree.is_chain:
                 return self._chain(context, max_tokens, rng)
-            return self._branches(context, self._tree.cut(max_tokens, len(self._output_ids)))
+            return self._branches(context, self._tree.cut(max_tokens, len(self._head.ids)))
 
     def observe(self, outcome: Outcome) -> None:
         pass
@@ -171,7 +174,7 @@ class FeatureDrafter:
         state = self._behind
         assert state is not None
         while True:
-            token, sure, q = self._pick(self._decoder.head(state[None])[0], params, ids, rng)
+            token, sure, q = self._pick(self._head(state[None])[0], params, ids, rng)
             drafted.append(token)
             ids.append(token)
             confidence.append(sure)
@@ -196,7 +199,7 @@ class FeatureDrafter:
         level, behind = [-1], self._behind[None]
         ids = list(context.token_ids)
         for depth in range(1, tree.depth + 1):
-            logits = self._decoder.head(behind)
+            logits = self._head(behind)
             rank = 1 + max(path[-1] for path in tree.paths if len(path) == depth)
             full = [penalise(self._spread(row), ids, context.sampling.repetition_penalty) for row in logits]
             best = [torch.softmax(row, -1).topk(rank) for row in full]
@@ -216,7 +219,7 @@ class FeatureDrafter:
         parent is always chosen too. Candidates are the head's best, not draws."""
         assert self._behind is not None
         ids, penalty = list(context.token_ids), context.sampling.repetition_penalty
-        breadth = min(tree.breadth, tree.num_nodes, len(self._output_ids))
+        breadth = min(tree.breadth, tree.num_nodes, len(self._head.ids))
         tokens: list[int] = []
         parents: list[int] = []
         depths: list[int] = []
@@ -225,10 +228,10 @@ class FeatureDrafter:
         states: dict[int, Tensor] = {}
         level, behind = [-1], self._behind[None]
         for depth in range(1, max_depth + 1):
-            logits = self._decoder.head(behind).cpu()
+            logits = self._head(behind).cpu()
             if penalty == 1.0:
                 best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1).topk(breadth)
-                found = self._output_ids[best.indices].tolist()
+                found = self._head.ids[best.indices].tolist()
             else:
                 full = torch.stack([penalise(self._spread(row), ids, penalty) for row in logits])
                 best = torch.log_softmax(full, -1).topk(breadth)
@@ -306,7 +309,7 @@ class FeatureDrafter:
         """The next token, its q, and all of q where it was drawn."""
         if params.is_greedy and params.repetition_penalty == 1.0:
             best = int(logits.argmax())
-            return int(self._output_ids[best]), own_probability(logits, best), None
+            return int(self._head.ids[best]), own_probability(logits, best), None
         full = self._spread(logits)
         if params.is_greedy:
             token = choose(full, params, ids)
@@ -316,7 +319,7 @@ class FeatureDrafter:
         return token, float(q[token]), q
 
     def _spread(self, logits: Tensor) -> Tensor:
-        return spread(logits, self._output_ids, self._vocab_size)
+        return spread(logits, self._head.ids, self._vocab_size)
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), device=self._decoder.device)

@@ -9,6 +9,7 @@ from specviz.config import RunConfig
 from specviz.detokenize import token_names
 from specviz.drafters.base import Drafter, Need
 from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, CascadeDrafter
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
@@ -109,10 +110,13 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
 def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
     trained = loaded.trained_draft(FeatureDrafter.name, config.draft_quant)
     parts, taps = read_parts(trained)
+    decoder = LeanDecoder.of(trained.model)
+    layer = None if trained.about.get("parts") else loaded.target.get_output_embeddings().weight.detach()
+    head = ContextHead(decoder, trained.model.output_ids, layer, vocab_size=loaded.vocab_size)
     return FeatureDrafter(
-        LeanDecoder.of(trained.model),
+        decoder,
         parts,
-        trained.model.output_ids,
+        head,
         taps,
         _shape(config),
         vocab_size=loaded.vocab_size,

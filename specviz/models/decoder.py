@@ -219,7 +219,11 @@ class LeanDecoder:
 
     def head(self, states: Tensor) -> Tensor:
         """[rows, d_model] states of any layer to [rows, vocab] logits through the final norm."""
-        return self.project(self._norm(states))
+        return self.project(self.normed(states))
+
+    def normed(self, states: Tensor) -> Tensor:
+        """[rows, d_model] states of the last layer, through the final norm."""
+        return self._norm(states)
 
     def project(self, states: Tensor) -> Tensor:
         return self._head(self._filled(states))[: len(states)]
