@@ -227,7 +227,10 @@ class LeanDecoder:
     def run_layers(
         self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
     ) -> Tensor:
-        """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache."""
+        """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache.
+
+        A first layer with a hidden norm takes [rows, 2 d_model], see `specviz.models.trunk`.
+        """
         rows, groups = x.shape[0], self._heads // self._kv_heads
         cos, sin = self._rotation(positions)
         x = self._filled(x)
@@ -239,7 +242,8 @@ class LeanDecoder:
         rotated_heads = self._heads + self._kv_heads
         for index in range(first, last):
             layer = self._layers[index]
-            qkv = layer.qkv(layer.norm_in(x))[:rows]
+            y, x = layer.enter(x)
+            qkv = layer.qkv(y)[:rows]
             qk = qkv[:, :-kv].view(rows, rotated_heads, self._head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat((layer.q_norm(qk[:, : self._heads]), layer.k_norm(qk[:, self._heads :])), 1)
@@ -278,6 +282,8 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norm_in, self.norm_mid = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self._hidden_norm = _norm(layer.hidden_norm) if hasattr(layer, "hidden_norm") else None
+        self._adds_to_normed = bool(getattr(layer, "norm_before_residual", False))
         self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self.qkv = _Projection([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -285,6 +291,14 @@ class _Layer:
         self._gate, self._up = _Projection([mlp.gate_proj]), _Projection([mlp.up_proj])
         self.down = _Projection([mlp.down_proj])
         self.num_bytes = sum(part.num_bytes for part in (self.qkv, self.out, self._gate, self._up, self.down))
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the state that its output is added to."""
+        if self._hidden_norm is None:
+            return self.norm_in(x), x
+        embedding, state = x.chunk(2, -1)
+        normed = self._hidden_norm(state)
+        return torch.cat((self.norm_in(embedding), normed), -1), normed if self._adds_to_normed else state.contiguous()
 
     def gated(self, x: Tensor) -> Tensor:
         """silu(gate x) * (up x); packed, oneDNN applies both while it writes the products."""

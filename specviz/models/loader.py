@@ -274,7 +274,9 @@ def load_trained(
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
         shared = loaded.target.get_input_embeddings().weight
-        num_params, shared_bytes = _num_params(model) - shared.numel(), shared.nbytes
+        num_params, shared_bytes = _num_params(model), 0
+        if model.get_input_embeddings().weight is shared:
+            num_params, shared_bytes = num_params - shared.numel(), shared.nbytes
         other = quant in ("bfloat16", "float32") and getattr(torch, quant) != loaded.dtype
         if other and method == "draft-model":  # it reads no states of the target, so it may have a format of its own
             model, shared_bytes = deepcopy(model).to(getattr(torch, quant)), 0
