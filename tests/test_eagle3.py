@@ -322,6 +322,23 @@ def test_a_run_with_an_eagle_3_head_gives_the_targets_text(tree, pair, tmp_path)
     assert mine.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+def test_an_eagle_3_head_is_held_in_few_bits(quant, pair, tmp_path):
+    """Its layers cannot be run by transformers, which other quantized models are tried out with."""
+    if quant == "nf4":
+        pytest.importorskip("bitsandbytes")
+    import_draft(put(tmp_path / "got", head(embedding=True), **SPECULATORS), pair)
+    engine = generator(target().float(), eos=())
+    engine.loaded.dtype = torch.float32
+    engine.loaded.draft_folders.pop("feature", None)
+    *_, mine = engine.stream([1, 2, 3], config("feature", draft_quant=quant, max_new_tokens=20))
+    *_, plain = engine.stream([1, 2, 3], config("plain", max_new_tokens=20))
+    trained = engine.loaded.trained["feature"]
+    assert trained.info.quantization == quant
+    assert type(trained.model.model.layers[0].self_attn.q_proj) is not torch.nn.Linear
+    assert mine.token_ids == plain.token_ids
+
+
 def test_an_embedding_that_is_a_copy_of_the_targets_is_shared_in_memory(pair, tmp_path):
     model = target()
     same = head() | {"embed_tokens.weight": model.model.embed_tokens.weight.clone()}

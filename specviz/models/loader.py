@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_proven
 from specviz.models.int8 import Int8Linear, quantize_int8
 from specviz.models.machine import Machine, fits, probe, set_threads, trim_memory
 from specviz.models.stored import draft_folder
-from specviz.models.trunk import load_trunk
+from specviz.models.trunk import load_trunk, trunk_logits
 from specviz.models.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def _hold_trunk(model: Any, quant: str, loaded: LoadedPair, name: str) -> None:
     elif quant in ("nf4", "int8"):
         _require_bitsandbytes(quant)
         _quantize_linears(model.model.layers, quant, loaded)
-        _warm_up(model, name)
+        _warm_up(model, name, trunk_logits)
     elif getattr(torch, quant) != loaded.dtype:
         raise ModelLoadError(
             f"A trained draft shares the target's embedding, so it is held in {loaded.dtype} as that is, or as nf4 or "
@@ -458,14 +458,14 @@ def _import_bitsandbytes() -> None:
             sys.modules["kernels"] = hidden  # type: ignore[assignment]
 
 
-def _warm_up(model: Any, name: str) -> None:
+def _warm_up(model: Any, name: str, one_pass: Callable[[Any], Any] | None = None) -> None:
     """One pass of one token: bitsandbytes lays its weights out anew in the first pass, and a kernel that does not
     work here shows before a run does (case 100)."""
     import torch
 
     with torch.inference_mode(), quiet_libraries():
         ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        logits = _guarded(name, lambda: model(input_ids=ids, use_cache=False).logits)
+        logits = _guarded(name, lambda: one_pass(model) if one_pass else model(input_ids=ids, use_cache=False).logits)
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
             f"{name} in 4 bits computes values that are not numbers on this machine. "

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specviz.errors import ModelLoadError
+from specviz.models.cache import InPlaceCache
 from specviz.models.convert import quiet_libraries
 from specviz.models.decoder import LeanDecoder
 from specviz.models.stored import read_tensors
@@ -40,6 +41,7 @@ __all__ = [
     "load_trunk",
     "read_manifest",
     "save_trunk",
+    "trunk_logits",
     "trunk_refusal",
     "trunk_shapes",
     "write_trunk",
@@ -135,6 +137,17 @@ def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str])
     with torch.device("meta"):
         model = _foreign_blank(form, num_layers, lacks)
     return {name: tuple(param.shape) for name, param in _parameters(model).items()}
+
+
+def trunk_logits(model: Any) -> Tensor:
+    """[1, v] logits of a made-up input, by the loop that runs take: layers that read pairs have no other."""
+    decoder, embedding = LeanDecoder.of(model), model.model.embed_tokens.weight
+    reads_pairs = hasattr(model.model.layers[0], "hidden_norm")
+    x = embedding.new_ones(1, (2 if reads_pairs else 1) * embedding.shape[1])
+    cache = InPlaceCache(decoder.num_layers, 1)
+    cache.open(1, 1)
+    places, seen = torch.zeros(1, dtype=torch.int64, device=x.device), x.new_ones(1, 1, dtype=torch.bool)
+    return decoder.head(decoder.run_layers(x, places, seen, cache, 0, decoder.num_layers))
 
 
 def _blank(kind: Any, config: Any) -> Any:
