@@ -339,6 +339,19 @@ def test_an_eagle_3_head_is_held_in_few_bits(quant, pair, tmp_path):
     assert mine.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("lean", ["0", "1"])
+def test_the_cost_of_an_eagle_3_heads_pass_is_measured(lean, pair, tmp_path, monkeypatch):
+    """The best draft length asks for it; the head's own loop answers, whichever one the target is run by."""
+    monkeypatch.setenv("SPECVIZ_LEAN", lean)
+    import_draft(put(tmp_path / "got", head(), **SPECULATORS), pair)
+    engine = generator(target(), eos=())
+    engine.loaded.draft_folders.pop("feature", None)
+    *_, mine = engine.stream([1, 2, 3], config("feature", draft_length="best", max_new_tokens=12))
+    *_, plain = engine.stream([1, 2, 3], config("plain", max_new_tokens=12))
+    assert mine.token_ids == plain.token_ids
+    assert [cost for cost, _ in engine._cost_tables.values()][-1] > 0
+
+
 def test_an_embedding_that_is_a_copy_of_the_targets_is_shared_in_memory(pair, tmp_path):
     model = target()
     same = head() | {"embed_tokens.weight": model.model.embed_tokens.weight.clone()}

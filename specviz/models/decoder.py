@@ -80,7 +80,7 @@ def decoder_for(model: Any) -> Decoder:
     """The fastest decoder that knows this model; the same one for every run, freed with the model."""
     found = _decoders.get(model)
     if found is None:
-        lean = os.environ.get("SPECVIZ_LEAN", "1") != "0" and LeanDecoder.knows(model)
+        lean = LeanDecoder.knows(model) and (os.environ.get("SPECVIZ_LEAN", "1") != "0" or _reads_pairs(model))
         found = LeanDecoder.of(model) if lean else TransformersDecoder(model)
         _decoders[model] = found
     return found
@@ -159,6 +159,7 @@ class LeanDecoder:
         self._embedding = body.embed_tokens.weight
         self._dtype = self._embedding.dtype
         self._layers = [_Layer(layer) for layer in body.layers]
+        self._reads_pairs = _reads_pairs(model)
         self._norm = _norm(body.norm)
         self._head = _Projection([model.lm_head])
         self._least_rows = _least_rows([layer.down for layer in self._layers])
@@ -201,6 +202,8 @@ class LeanDecoder:
         taps: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         x = self.embed(ids)
+        if self._reads_pairs:  # a pass that is only timed: no states are at hand
+            x = torch.cat((x, x), -1)
         tapped = []
         for first, last in pairwise((0, *taps, self.num_layers)):
             x = self.run_layers(x, positions, seen, cache, first, last)
@@ -317,6 +320,11 @@ class _Norm:
         wide = x.float()
         scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return self.weight * (wide * scale).to(x.dtype)
+
+
+def _reads_pairs(model: Any) -> bool:
+    """Whether the first layer reads embedding and state side by side, see `specviz.models.trunk`."""
+    return hasattr(model.model.layers[0], "hidden_norm")
 
 
 def _norm(module: Any) -> Any:
