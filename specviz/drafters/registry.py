@@ -19,6 +19,7 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.drafters.translation import translation_for
 from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
@@ -95,13 +96,22 @@ class Method:
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
+        notes = loaded.draft_extra.notes if loaded.draft_extra else ()
+        translation = None
+        if loaded.draft_tokenizer is not None:
+            translation = translation_for(model, loaded.tokenizer, loaded.draft_tokenizer, loaded.vocab_size)
+            notes += (
+                f"The draft has a tokenizer of its own and knows {translation.share:.0%} of the target's tokens: only "
+                "these are drafted.",
+            )
         return ModelDrafter(
             name,
             model,
             vocab_size=loaded.vocab_size,
             max_new_tokens=config.max_new_tokens,
             stop_below=config.stop_below,
-            notes=loaded.draft_extra.notes if loaded.draft_extra else (),
+            notes=notes,
+            translation=translation,
         ), info
 
     return build

@@ -75,7 +75,7 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
 
 def _add_import(kinds: Any, progress: Callable[[], Line]) -> None:
     parser = kinds.add_parser(
-        "import", help="take over a draft that another project trained: Medusa heads, or an EAGLE-1 or -2 head"
+        "import", help="take over a draft that another project trained: Medusa heads, or an EAGLE-1, -2 or -3 head"
     )
     folder = "as downloaded: config.json and the weights, safetensors or a pickle of plain tensors"
     parser.add_argument("folder", metavar="FOLDER", type=Path, help=folder)
