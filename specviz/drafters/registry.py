@@ -43,6 +43,7 @@ class Method:
     build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
         complete, in `config.options`.
     options: those settings. doubts: whether it has probabilities of its own, by which drafting can stop early.
+    draws: whether sampled runs draft chains that are drawn, which can be verified as a block; None where they never do.
     check: reads settings that are texts of a form of their own; raises ConfigError.
     """
 
@@ -55,6 +56,7 @@ class Method:
     options: tuple[Option, ...] = ()
     is_chain: Callable[[RunConfig, LoadedPair], bool] | None = None
     doubts: bool = False
+    draws: Callable[[RunConfig, LoadedPair], bool] | None = None
     check: Callable[[RunConfig], object] | None = None
 
     def word(self, config: RunConfig, loaded: LoadedPair) -> Exactness:
@@ -62,6 +64,10 @@ class Method:
         if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config, loaded):
             return "lossless"
         return self.exactness
+
+    def draws_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
+        """Whether sampled drafts are, now and then at least, chains drawn from q."""
+        return self.draws is not None and self.draws(config, loaded)
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
@@ -199,6 +205,11 @@ def _cascades_in_chains(config: RunConfig, loaded: LoadedPair) -> bool:
     return _fallback(loaded, config) != "feature" or _is_chain(_as_feature(config), loaded)
 
 
+def _cascade_draws(config: RunConfig, loaded: LoadedPair) -> bool:
+    fallback = _fallback(loaded, config)
+    return fallback != "none" and get_method(fallback).draws_chains(_as_feature(config), loaded)
+
+
 def _as_feature(config: RunConfig) -> RunConfig:
     """The settings with which a cascade's feature head drafts."""
     tree = str(config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default))
@@ -214,6 +225,10 @@ def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
     return EarlyExitDrafter(
         exit_layer, num_layers, vocab_size=vocab_size, eos_ids=eos_ids, stop_below=config.stop_below
     ), None
+
+
+def _always(*_: object) -> bool:
+    return True
 
 
 def _tree(config: RunConfig) -> Tree:
@@ -274,6 +289,7 @@ METHODS: dict[str, Method] = {
             CascadeDrafter.needs,
             _CASCADE_OPTIONS,
             _cascades_in_chains,
+            draws=_cascade_draws,
             check=lambda config: _shape(_as_feature(config)),
         ),
         Method(
@@ -313,6 +329,7 @@ METHODS: dict[str, Method] = {
             (FEATURE_TREE,),
             _is_chain,
             doubts=True,
+            draws=_is_chain,
             check=_shape,
         ),
         Method(
@@ -324,6 +341,7 @@ METHODS: dict[str, Method] = {
             EarlyExitDrafter.needs,
             (EXIT_LAYER,),
             doubts=True,
+            draws=_always,
         ),
         Method(
             "quantized-copy",
@@ -333,6 +351,7 @@ METHODS: dict[str, Method] = {
             _model_draft("quantized-copy", copy=True),
             frozenset({Need.SAME_TOKENIZER}),
             doubts=True,
+            draws=_always,
         ),
         Method(
             "draft-model",
@@ -342,6 +361,7 @@ METHODS: dict[str, Method] = {
             _model_draft("draft-model", copy=False),
             frozenset({Need.SAME_TOKENIZER, Need.DRAFT}),
             doubts=True,
+            draws=_always,
         ),
     )
 }
