@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specviz.cli import main
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.foreign import Kind, import_draft, recognise
 from specviz.drafters.tree import parse_growing, parse_tree
@@ -246,14 +247,9 @@ def drafter_of(model: LlamaForCausalLM, tree: str) -> FeatureDrafter:
     trained = engine.loaded.trained_draft("feature")
     parts, taps = read_parts(trained)
     sizes = {"vocab_size": VOCAB, "max_new_tokens": 8}
-    return FeatureDrafter(
-        LeanDecoder.of(trained.model),
-        parts,
-        trained.model.output_ids,
-        taps,
-        parse_growing(tree) or parse_tree(tree),
-        **sizes,
-    )
+    decoder = LeanDecoder.of(trained.model)
+    head = ContextHead(decoder, trained.model.output_ids, None, vocab_size=VOCAB)
+    return FeatureDrafter(decoder, parts, head, taps, parse_growing(tree) or parse_tree(tree), **sizes)
 
 
 @pytest.mark.parametrize("tree", ["chain", "growing:9", "3,2,1"])
