@@ -128,7 +128,7 @@ def build_trunk(
     rows = weight[:size] if whole else weight[output_ids.to(weight.device)].clone()
     head.weight = torch.nn.Parameter(rows, requires_grad=False)
     model.lm_head = head
-    model.output_ids = output_ids
+    model.output_ids, model.has_own_head = output_ids, False
     return model
 
 
