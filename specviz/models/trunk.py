@@ -139,7 +139,7 @@ def cut_head(model: Any, target: Any, output_ids: Tensor) -> None:
     rows = weight[:size] if whole else weight[output_ids.to(weight.device)].clone()
     head.weight = torch.nn.Parameter(rows, requires_grad=False)
     model.lm_head = head
-    model.output_ids = output_ids
+    model.output_ids, model.has_own_head = output_ids, False
 
 
 def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str]) -> dict[str, tuple[int, ...]]:
