@@ -274,7 +274,7 @@ METHODS: dict[str, Method] = {
         Method(
             "suffix",
             "Suffix decoding",
-            "Continues as this run, or answers of the target read beforehand, most often did; as far as that is likely.",
+            "Continues as this run, or answers of the target read beforehand, most often did, as far as is likely.",
             "exact",
             _suffix,
             SuffixDrafter.needs,

@@ -55,7 +55,7 @@ DEPTH = Option("depth", LONGEST_MATCH, "tokens that are compared, at most", 1, L
 SUFFIX_OPTIONS = (SUFFIX_TREE, SOURCES, LEAST_PROB, FACTOR, DEPTH)
 
 MOST_MATCHES = 3
-"""Phrases of one source that begin a draft: the longest, and shorter ones that stand in more places. Six gave no more."""
+"""Phrases of one source that begin a draft: the longest, then shorter ones in more places. Six gave no more."""
 
 MOST_CHILDREN = 4
 """Followers of one phrase that become siblings in a tree."""
@@ -88,8 +88,8 @@ def load_index(loaded: LoadedPair) -> tuple[SuffixIndex, ModelInfo, tuple[str, .
     if index.vocab_size != loaded.vocab_size:
         raise ConfigError(
             f"The suffix index of {pair} holds ids of a vocabulary of {index.vocab_size} tokens, and this target has "
-            f"{loaded.vocab_size}: the same ids mean other text. Make one for this target with `python -m specviz train "
-            f"suffix --pair {pair} --corpus FILE`, or choose --sources run."
+            f"{loaded.vocab_size}: the same ids mean other text. Make one for this target with "
+            f"`python -m specviz train suffix --pair {pair} --corpus FILE`, or choose --sources run."
         )
     notes: tuple[str, ...] = ()
     ours = loaded.target_info.sha256
@@ -116,12 +116,11 @@ class _Guess:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What one phrase of one source led to. stop: full, factor, doubt or end, and for doubt what was doubted."""
+    """What one phrase of one source led to. stop: full, factor, doubt, unsure or end, and for doubt what was doubted."""
 
     source: str
     length: int
     num_places: int
-    first: int
     guesses: tuple[_Guess, ...]
     stop: str
     doubted: _Guess | None
@@ -200,7 +199,7 @@ class SuffixDrafter:
             torch.tensor([guess.token for guess in guesses], dtype=torch.int64),
             tuple(guess.parent for guess in guesses),
             confidence=tuple(guess.share for guess in guesses),
-            note=self._note(best, drafts, guesses, max_tokens),
+            note=self._note(best, drafts, guesses),
         )
 
     def observe(self, outcome: Outcome) -> None:
@@ -243,7 +242,7 @@ class SuffixDrafter:
                 stop = "unsure"
                 break
             odds, here = guess.odds, behind
-        return _Draft(name, found.length, found.count, _first_place(found), tuple(guesses), stop, doubted)
+        return _Draft(name, found.length, found.count, tuple(guesses), stop, doubted)
 
     def _tree(self, name: str, source: Any, found: Any, max_tokens: int) -> _Draft:
         """The likeliest candidates first, as in EAGLE-2's growing trees, until there are enough."""
@@ -274,9 +273,9 @@ class SuffixDrafter:
             guesses.append(guess)
             if depth < limit and behind.count and guess.share >= self._stop_below:
                 look_behind(len(guesses) - 1, depth + 1, guess.odds, behind)
-        return _Draft(name, found.length, found.count, _first_place(found), tuple(guesses), stop, doubted)
+        return _Draft(name, found.length, found.count, tuple(guesses), stop, doubted)
 
-    def _note(self, best: _Draft, drafts: Sequence[_Draft], guesses: Sequence[_Guess], max_tokens: int) -> DraftNote:
+    def _note(self, best: _Draft, drafts: Sequence[_Draft], guesses: Sequence[_Guess]) -> DraftNote:
         """The phrase, its counts, what else was found, and why the draft ends where it ends."""
         n = best.length
         where = "in this run" if best.source == "run" else "in answers read beforehand"
@@ -294,33 +293,22 @@ class SuffixDrafter:
             "expected": round(self._expected, 2),
             "asked": [[d.source, d.length, d.num_places, len(d.guesses), round(d.expected, 2)] for d in drafts],
             "stop": best.stop,
+            "doubted": None,
+            "least": self._least,
         }
-        if best.source == "run":
-            data["source_start"] = best.first
-        if best.doubted is not None:
-            data["doubted"] = [
-                self._name_of(best.doubted.token),
-                best.doubted.count,
-                best.doubted.total,
-                round(best.doubted.odds, 3),
-            ]
-            data["least"] = self._least
+        if (doubted := best.doubted) is not None:
+            data["doubted"] = [self._name_of(doubted.token), doubted.count, doubted.total, round(doubted.odds, 3)]
         return DraftNote("suffix", text, data)
 
 
 def _doubt(source: str, length: int) -> float:
     """How many more times a phrase of this length counts as having gone on otherwise.
 
-    A follower seen `count` of `total` times is kept with odds of about count / (total + this). Found on 130 greedy answers
-    of the default target to topics held out: a phrase of one token seen once in the run is right 23 times of 100, one of
-    four 73 times, one of eight or more 91 times; in the index 32, 27 and 67 times.
+    A follower seen `count` of `total` times is kept with odds of about count / (total + this). Found on 130 greedy
+    answers of the default target to topics held out: a phrase of one token seen once in the run is right 23 times of
+    100, one of four 73 times, one of eight or more 91 times; in the index, of two, four and eight, 32, 27 and 67 times.
     """
     return 3 / float(length) ** 1.5 if source == "run" else 10 / (length + 2)
-
-
-def _first_place(found: Any) -> int:
-    """Where in the run the latest copy of the phrase goes on; -1 for the index."""
-    return int(found.at[-1]) if hasattr(found, "at") else -1
 
 
 def _merged(drafts: Sequence[_Draft], num_nodes: int) -> tuple[_Guess, ...]:

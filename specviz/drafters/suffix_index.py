@@ -1,8 +1,8 @@
 """An index of texts read beforehand: which ones hold the last tokens of a run, and how often each went on how.
 
-A suffix array: the places of all tokens, sorted by the tokens that stand there. All places behind one phrase lie side by
+A suffix array: the places of all tokens, sorted by the tokens that stand there. All places of one phrase lie side by
 side, so a phrase is found by bisection, and what follows it is counted by bisection too. Only tokens are stored in the
-file; sorting them again takes a fraction of a second.
+file; sorting them again takes 0.3 s for 1.9 million, 1.4 s for 5 million.
 
 Source: Manber and Myers (1993), suffix arrays; the use for drafting is Oliaro et al. (2024), SuffixDecoding,
 arXiv 2411.04975, section 3, which keeps a suffix tree with the same counts.
@@ -15,7 +15,7 @@ import os
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ from specviz.errors import ModelLoadError
 __all__ = ["LONGEST_MATCH", "Followers", "Span", "SuffixIndex", "sort_suffixes"]
 
 LONGEST_MATCH = 24
-"""Tokens that are compared at most, as in the paper's implementation. The order is right for a draft behind them too."""
+"""Tokens that are compared at most, as in the paper's implementation."""
 
 SORTED_TOKENS = 64
 """Suffixes are sorted by this many tokens: a match of LONGEST_MATCH and the longest draft fit."""
 
 MAX_COUNTED = 1024
-"""Places looked at to find the followers of a phrase. Of a more frequent one every k-th is: equal followers stand side by
-side, so none with a share of 1 % is overlooked. Those that are found are then counted exactly."""
+"""Places looked at to find the followers of a phrase. Of a more frequent one every k-th is: equal followers stand side
+by side, so none with a share of 1 % is overlooked. Those that are found are then counted exactly."""
 
 FORMAT = "specviz suffix index 1"
 _Array = NDArray[Any]
@@ -127,7 +127,7 @@ class SuffixIndex:
         return found
 
     def followers(self, span: Span, most: int) -> Followers:
-        """The `most` most frequent tokens behind a phrase that was found; of equally frequent ones the smaller id first."""
+        """The `most` most frequent tokens behind a phrase; of equally frequent ones the smaller id first."""
         first, last, length = span.first, span.last, span.length
         if span.count < 1:
             return []
