@@ -116,7 +116,7 @@ class _Guess:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What one phrase of one source led to. stop: full, factor, doubt, unsure or end, and for doubt what was doubted."""
+    """What one phrase of one source led to. stop: full, factor, doubt, unsure or end; doubted: where it is doubt."""
 
     source: str
     length: int

@@ -29,8 +29,8 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
         help="make a draft for a pair from a corpus",
         description="Make drafts that know their target. First `corpus` lets the target answer prompts; student, "
         "feature, medusa, ngrams and suffix learn from its answers. An interrupted training goes on where it stopped "
-        "when the same command is given again, and ends in the same weights. A draft is put where runs look for it, with "
-        "a card that says how good it is on topics it has not seen.",
+        "when the same command is given again, and ends in the same weights. A draft is put where runs look for it, "
+        "with a card that says how good it is on topics it has not seen.",
     )
     kinds = train.add_subparsers(required=True, metavar="WHAT")
     _add_corpus(kinds, progress)
