@@ -19,6 +19,7 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.drafters.suffix import SUFFIX_OPTIONS, SuffixDrafter, load_index, read_suffix_tree
 from specviz.drafters.translation import translation_for
 from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
@@ -152,6 +153,25 @@ def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
 
 
+def _suffix(loaded: LoadedPair, config: RunConfig) -> Built:
+    """The pair's index where it has one; without one the run alone is searched."""
+    settings = {option.name: option.default for option in SUFFIX_OPTIONS} | config.options
+    shape = read_suffix_tree(str(settings.pop(TREE.name)))
+    found = load_index(loaded) if settings["sources"] != "run" else None
+    if found is None and settings["sources"] == "answers":
+        raise ConfigError(
+            f"The pair {loaded.pair.name} has no suffix index. Make one with `python -m specviz train suffix --pair "
+            f"{loaded.pair.name} --corpus FILE`, or choose --sources run."
+        )
+    index, info, notes = found or (None, None, ())
+    if found is None and settings["sources"] == "both":
+        notes = (f"The pair {loaded.pair.name} has no suffix index, so this run alone is searched.",)
+    name_of = token_names(loaded.tokenizer)
+    return SuffixDrafter(
+        index, shape=shape, **settings, stop_below=config.stop_below, name_of=name_of, notes=notes
+    ), info
+
+
 _CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
 _BEST_TREE = "growing:5"
 """With the root 6 rows. Measured without AMX, where a pass of up to 6 rows costs what one costs, and one of 8 1.2."""
@@ -279,6 +299,18 @@ METHODS: dict[str, Method] = {
             NgramTableDrafter.needs,
             (MIN_COUNT,),
             doubts=True,
+        ),
+        Method(
+            "suffix",
+            "Suffix decoding",
+            "Continues as this run, or answers of the target read beforehand, most often did, as far as is likely.",
+            "exact",
+            _suffix,
+            SuffixDrafter.needs,
+            SUFFIX_OPTIONS,
+            lambda config, _: read_suffix_tree(_tree_words(config)) is None,
+            doubts=True,
+            check=lambda config: read_suffix_tree(_tree_words(config)),
         ),
         Method(
             "cascade",
