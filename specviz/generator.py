@@ -207,7 +207,8 @@ class SpeculativeGenerator:
             passes = dict(zip(kinds, pass_seconds(loaded.target, kinds, loaded.vocab_size), strict=True))
             c = 0.0
             if draft is not None and loaded.draft is not None:
-                c = pass_seconds(loaded.draft, (1,), loaded.vocab_size)[0] / passes[1]
+                known = int(loaded.draft.config.get_text_config(decoder=True).vocab_size)
+                c = pass_seconds(loaded.draft, (1,), min(known, loaded.vocab_size))[0] / passes[1]
             self._cost_tables[key] = (c, [passes[count] / passes[1] for count in rows])
         return self._cost_tables[key]
 

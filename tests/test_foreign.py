@@ -23,6 +23,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 from specviz.cli import main
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.foreign import Kind, import_draft, recognise
 from specviz.drafters.medusa import MAX_SHARD_BYTES, Heads, MedusaDrafter, find_heads, load_heads, save_heads
@@ -389,9 +390,9 @@ def test_an_eagle_head_drafts_as_its_authors_forward_says(name, pair, tmp_path):
     assert trained.model.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr(), "the head is shared"
     parts, taps = read_parts(trained)
     sizes = {"vocab_size": VOCAB, "max_new_tokens": 8}
-    drafter = FeatureDrafter(
-        LeanDecoder.of(trained.model), parts, trained.model.output_ids, taps, parse_tree("chain"), **sizes
-    )
+    decoder = LeanDecoder.of(trained.model)
+    head = ContextHead(decoder, trained.model.output_ids, None, vocab_size=VOCAB)
+    drafter = FeatureDrafter(decoder, parts, head, taps, parse_tree("chain"), **sizes)
     ids = [5, 9, 33, 8, 21, 4, 60, 2, 17, 3, 40, 12, 7, 7, 19, 51, 22, 30, 1, 11]
     wanted, sure = eagle_chain(
         eagle(settings.get("num_hidden_layers", 1), bias="bias" not in settings, qkv_bias="qkv_bias" in settings),
@@ -494,29 +495,9 @@ def test_damaged_eagle_drafts_are_refused_by_name(pair, tmp_path):
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-def layer(prefix: str, width: int = WIDTH) -> Named:
-    names = {f"self_attn.{part}_proj.weight": (WIDTH, width) for part in "qkv"}
-    names |= {"self_attn.o_proj.weight": (WIDTH, WIDTH), "mlp.gate_proj.weight": (24, WIDTH)}
-    names |= {"mlp.up_proj.weight": (24, WIDTH), "mlp.down_proj.weight": (WIDTH, 24)}
-    names |= {"post_attention_layernorm.weight": (WIDTH,)}
-    return {prefix + name: torch.zeros(*shape) for name, shape in names.items()}
-
-
 EMBEDDING = {"embed_tokens.weight": torch.zeros(VOCAB, WIDTH)}
-EAGLE_3 = layer("midlayer.", 2 * WIDTH) | {
-    "midlayer.hidden_norm.weight": torch.zeros(WIDTH),
-    "midlayer.input_layernorm.weight": torch.zeros(WIDTH),
-    "fc.weight": torch.zeros(WIDTH, 3 * WIDTH),
-    "norm.weight": torch.zeros(WIDTH),
-    "lm_head.weight": torch.zeros(24, WIDTH),
-    "d2t": torch.zeros(24, dtype=torch.int64),
-    "t2d": torch.zeros(VOCAB, dtype=torch.bool),
-}
-SPECULATORS_3 = {key.replace("midlayer.", "layers.0."): value for key, value in EAGLE_3.items() if key != "d2t"}
-
 KINDS: dict[str, tuple[Named, str, str]] = {
-    "EAGLE-3": (EAGLE_3, "an EAGLE-3 head", r"embedding and state side by side \(2 d_model\)"),
-    "EAGLE-3 of speculators": (SPECULATORS_3, "an EAGLE-3 head", "EAGLE-3"),
+    "P-EAGLE": ({"fc.weight": torch.zeros(2, 6), "mask_hidden": torch.zeros(1, 6)}, "a P-EAGLE head", "in one pass"),
     "Hydra": ({"hydra_mlp.0.0.linear.weight": torch.zeros(2, 2)}, "Hydra heads", "Hydra heads: each also reads"),
     "a cut vocabulary": (
         vllm(medusa(), bias=True) | {"token_map": torch.arange(9)},

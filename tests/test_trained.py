@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.config import RunConfig, SamplingParams
 from specviz.drafters.base import DraftContext
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature import FeatureDrafter
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.registry import get_method
@@ -34,7 +35,7 @@ from specviz.train import drafts, loop
 from specviz.train.batches import Batch
 from specviz.train.drafts import KINDS, Plan, default_plan, gather, judge_draft, train_on
 from specviz.train.feature import FeatureLesson
-from specviz.train.loop import imitation_loss
+from specviz.train.loop import Said, imitation_loss
 from specviz.train.student import fresh_trunk
 
 TAPS = (1, 2)
@@ -94,13 +95,16 @@ def write_corpus(path: Path, loaded: LoadedPair, num_answers: int = 48) -> Path:
 # --- the feature head ---------------------------------------------------------------------------------------------
 
 
-def feature_drafter(target: Any, tree: str) -> tuple[FeatureDrafter, Any, Any]:
+def feature_drafter(
+    target: Any, tree: str, output_layer: torch.Tensor | None = None
+) -> tuple[FeatureDrafter, Any, Any]:
     trunk = fresh_trunk(target, (4,), torch.arange(3, 60, 2)).double().eval().requires_grad_(False)
     parts = fresh_parts(24, 2, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     decoder = LeanDecoder.of(trunk)
     sizes = {"vocab_size": 60, "max_new_tokens": 60}
     shape = parse_growing(tree) or parse_tree(tree)
-    return FeatureDrafter(decoder, parts, trunk.output_ids, TAPS, shape, **sizes), trunk, parts
+    head = ContextHead(decoder, trunk.output_ids, output_layer, vocab_size=60)
+    return FeatureDrafter(decoder, parts, head, TAPS, shape, **sizes), trunk, parts
 
 
 def propose(drafter: FeatureDrafter, target: Any, ids: list[int], num_tokens: int, blocks: tuple[int, ...] = ()) -> Any:
@@ -136,7 +140,7 @@ def test_a_feature_head_drafts_as_it_was_trained() -> None:
     for depth, token in enumerate(drafted):
         chosen.zero_()
         chosen[0, root + 1 + depth] = True
-        said = [pair[0] for pair in lesson.pairs(Batch(torch.tensor([text]), chosen, found[-1], taps))][depth]
+        said = [place.states for place in lesson.places(Batch(torch.tensor([text]), chosen, found[-1], taps))][depth]
         logits = trunk.lm_head(said)[0]
         assert int(trunk.output_ids[int(logits.argmax())]) == token
         assert abs(float(torch.softmax(logits, -1).max()) - proposal.confidence[depth]) < 1e-6
@@ -149,6 +153,28 @@ def test_a_feature_head_reads_in_any_blocks() -> None:
         apart = propose(feature_drafter(target, "chain")[0], target, IDS, 5, blocks)
         assert apart.token_ids.tolist() == whole.token_ids.tolist()
         assert apart.confidence == pytest.approx(whole.confidence, abs=1e-9)
+
+
+def test_a_head_proposes_what_the_text_holds_besides_its_own_ids() -> None:
+    """Logits of joined ids are products with the target's own rows; another run begins without them."""
+    target = tiny_target(torch.float64)
+    layer = target.get_output_embeddings().weight.detach()
+    drafter, trunk, _ = feature_drafter(target, "growing:30", layer)
+    proposal = propose(drafter, target, IDS, 2)
+    head = drafter._head
+    strangers = [8, 4]  # the even ids of the text, in order; this trunk's own are odd
+    assert head.ids.tolist() == [*trunk.output_ids.tolist(), *strangers]
+    state = torch.randn(3, 24, dtype=torch.float64)
+    wanted = trunk.model.norm(state) @ layer[head.ids].mT
+    assert torch.allclose(head(state), wanted, atol=1e-12)
+    assert set(proposal.token_ids.tolist()) <= set(head.ids.tolist())
+    q = torch.softmax(head(drafter._behind[None])[0], -1)
+    first = [n for n, parent in enumerate(proposal.parents) if parent == -1]
+    for node in first:
+        at = head.ids.tolist().index(int(proposal.token_ids[node]))
+        assert abs(float(q[at]) - proposal.confidence[node]) < 1e-9
+    drafter.reset([3, 5, 7])
+    assert torch.equal(head.ids, trunk.output_ids)
 
 
 def test_the_branches_of_a_feature_head() -> None:
@@ -176,7 +202,7 @@ def test_the_branches_of_a_feature_head() -> None:
         taps = torch.stack([found[tap] for tap in TAPS], 2)
         chosen = torch.zeros(1, len(text), dtype=torch.bool)
         chosen[0, len(IDS) + 1] = True
-        said = [pair[0] for pair in lesson.pairs(Batch(torch.tensor([text]), chosen, found[-1], taps))][2]
+        said = [place.states for place in lesson.places(Batch(torch.tensor([text]), chosen, found[-1], taps))][2]
         probs = torch.softmax(trunk.lm_head(said)[0], -1)
         place = int((trunk.output_ids == text[-1]).nonzero())
         assert abs(float(probs[place]) - tree.confidence[leaf]) < 1e-6
@@ -208,18 +234,25 @@ def test_a_growing_tree_holds_the_likeliest_paths() -> None:
 
 
 def test_the_loss_is_a_cross_entropy_and_its_gradient_is_right() -> None:
+    """Two places over 300 states of the target, the second one saying something at only some of them."""
     rng = torch.Generator().manual_seed(2)
     head = torch.randn(9, 5, generator=rng, dtype=torch.float64)
     target = torch.randn(300, 5, generator=rng, dtype=torch.float64)
-    draft = torch.randn(300, 5, generator=rng, dtype=torch.float64, requires_grad=True)
+    ats = [torch.arange(300), torch.randperm(300, generator=rng)[:170].sort().values]
+    drafts = [torch.randn(len(at), 5, generator=rng, dtype=torch.float64, requires_grad=True) for at in ats]
     wanted = 0.7 * torch.softmax(target @ head.mT, -1)
     wanted[torch.arange(300), (target @ head.mT).argmax(-1)] += 0.3
-    plain = -(wanted * torch.log_softmax(draft @ head.mT, -1)).sum(-1).mean()
-    (expected,) = torch.autograd.grad(plain, draft)
-    loss = imitation_loss(draft, target, head, 0.3)
-    (got,) = torch.autograd.grad(loss, draft)
-    assert abs(float(loss) - float(plain)) < 1e-5
-    assert torch.allclose(got, expected, atol=1e-7)
+    plain = [
+        -(wanted[at] * torch.log_softmax(draft @ head.mT, -1)).sum(-1).mean()
+        for at, draft in zip(ats, drafts, strict=True)
+    ]
+    mean = (plain[0] + 0.8 * plain[1]) / 1.8
+    expected = torch.autograd.grad(mean, drafts)
+    places = [Said(draft, at) for draft, at in zip(drafts, ats, strict=True)]
+    loss = imitation_loss(places, target, head, 0.3, (1.0, 0.8))
+    assert abs(float(loss) - float(mean)) < 1e-5
+    for got, right in zip(torch.autograd.grad(loss, drafts), expected, strict=True):
+        assert torch.allclose(got, right, atol=1e-7)
 
 
 def plan_for(kind: str, loaded: LoadedPair, **more: Any) -> Plan:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
-from specviz.drafters.feature_head import EagleParts, FeatureParts, FusedParts
+from specviz.drafters.context_head import ContextHead
+from specviz.drafters.feature_head import Eagle3Parts, EagleParts, FeatureParts, FusedParts
 from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
 from specviz.events import DraftNote
@@ -27,10 +28,13 @@ from specviz.models.session import PREFILL_ROWS, Session
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, penalise, probabilities, spread
 
-__all__ = ["EAGLE", "FeatureDrafter", "read_parts"]
+__all__ = ["EAGLE", "EAGLE_3", "FeatureDrafter", "read_parts"]
 
 EAGLE = "eagle"
-"""What a manifest says under "parts" where an EAGLE head of other people was taken over."""
+"""What a manifest says under "parts" where an EAGLE-1 or EAGLE-2 head of other people was taken over."""
+
+EAGLE_3 = "eagle-3"
+"""The same of an EAGLE-3 head."""
 
 
 def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
@@ -44,17 +48,34 @@ def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
         size = trained.model.get_input_embeddings().weight.shape[1]
         bias = _part(trained, "fc.bias", (size,)) if "fc.bias" in trained.extra else None
         return EagleParts(_part(trained, "fc.weight", (size, 2 * size)), bias), ()
+    if kind == EAGLE_3:
+        return _eagle_3_parts(trained)
     if kind:
         raise ModelLoadError(f"The feature head has parts of the kind {str(kind)[:40]!r}, which are not known here.")
-    taps = trained.about.get("taps")
+    taps = _taps(trained)
     size = trained.model.get_input_embeddings().weight.shape[1]
+    fuse, mix = _part(trained, "fuse", (size, (len(taps) + 1) * size)), _part(trained, "mix", (size, 2 * size))
+    return FusedParts(fuse, mix).requires_grad_(False), taps
+
+
+def _eagle_3_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
+    taps, size = _taps(trained), trained.model.get_input_embeddings().weight.shape[1]
+    norms = {"input_norm": (len(taps) * size,), "fc_norm": (len(taps), size)}  # a head has one of them at most
+    norm = next((_part(trained, name, shape) for name, shape in norms.items() if name in trained.extra), None)
+    output_norm = trained.model.model.norm.weight if trained.about.get("norm_output") is True else None
+    fuse = _part(trained, "fc.weight", (size, len(taps) * size))
+    return Eagle3Parts(fuse, norm, output_norm, float(trained.model.config.rms_norm_eps)), taps
+
+
+def _taps(trained: TrainedDraft) -> tuple[int, ...]:
+    """After how many of the target's layers the head reads a state, ascending."""
+    taps = trained.about.get("taps")
     num_layers = trained.about.get("target_layers")
     if not isinstance(taps, list) or not all(type(tap) is int and tap >= 1 for tap in taps):
         raise ModelLoadError("The feature head does not say which of the target's layers it reads.")
     if type(num_layers) is not int or sorted(set(taps)) != taps or any(tap >= num_layers for tap in taps):
         raise ModelLoadError("The feature head reads layers that this target does not have.")
-    fuse, mix = _part(trained, "fuse", (size, (len(taps) + 1) * size)), _part(trained, "mix", (size, 2 * size))
-    return FusedParts(fuse, mix).requires_grad_(False), tuple(taps)
+    return tuple(taps)
 
 
 def _part(trained: TrainedDraft, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -82,7 +103,7 @@ class FeatureDrafter:
         self,
         decoder: LeanDecoder,
         parts: FeatureParts,
-        output_ids: Tensor,
+        head: ContextHead,
         taps: Sequence[int],
         tree: Tree | GrowingTree,
         *,
@@ -94,7 +115,7 @@ class FeatureDrafter:
         """
         Args:
             decoder: of the trunk, one layer or a few. parts: what stands before it.
-            output_ids: [v] int64, what the trunk's logits stand for.
+            head: what the trunk's states are projected with.
             vocab_size: ids at or above are never drafted.
             max_new_tokens: bounds the cache. stop_below: a chain ends behind a token whose q is under this; the token
                 itself is still proposed.
@@ -103,7 +124,7 @@ class FeatureDrafter:
         self.notes = notes
         self._decoder = decoder
         self._parts = parts
-        self._output_ids = output_ids
+        self._head = head
         self._tree = tree
         self._vocab_size = vocab_size
         self._max_new_tokens = max_new_tokens
@@ -118,6 +139,7 @@ class FeatureDrafter:
 
     def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
+        self._head.reset()
         self._cache = InPlaceCache(self._decoder.num_layers, len(prompt_ids) + self._max_new_tokens + _ROOM)
         if target is not None:
             self._catch_up(prompt_ids, target)
@@ -128,11 +150,12 @@ class FeatureDrafter:
         if self._behind is None:  # a prompt of one token: nothing has been through the target yet
             return Proposal.empty(DraftNote("tree", "no hidden state yet"))
         with torch.inference_mode():
+            self._head.read(context.token_ids)
             if isinstance(self._tree, GrowingTree):
                 return self._grow(context, max_tokens, self._tree)
             if self._tree.is_chain:
                 return self._chain(context, max_tokens, rng)
-            return self._branches(context, self._tree.cut(max_tokens, len(self._output_ids)))
+            return self._branches(context, self._tree.cut(max_tokens, len(self._head.ids)))
 
     def observe(self, outcome: Outcome) -> None:
         pass
@@ -171,7 +194,7 @@ class FeatureDrafter:
         state = self._behind
         assert state is not None
         while True:
-            token, sure, q = self._pick(self._decoder.head(state[None])[0], params, ids, rng)
+            token, sure, q = self._pick(self._head(state[None])[0], params, ids, rng)
             drafted.append(token)
             ids.append(token)
             confidence.append(sure)
@@ -179,7 +202,7 @@ class FeatureDrafter:
                 probs.append(q)
             if len(drafted) == max_tokens or sure < self._stop_below:
                 break
-            x = self._parts.enter(self._decoder.embed(self._ids([token])), state[None])
+            x = self._parts.enter(self._decoder.embed(self._ids([token])), self._parts.follow(state[None]))
             ahead = len(drafted) - 1
             state = self._pass(x, [self._read + ahead], ahead, None)[0]
         note = self._note([1] * len(drafted))
@@ -196,7 +219,7 @@ class FeatureDrafter:
         level, behind = [-1], self._behind[None]
         ids = list(context.token_ids)
         for depth in range(1, tree.depth + 1):
-            logits = self._decoder.head(behind)
+            logits = self._head(behind)
             rank = 1 + max(path[-1] for path in tree.paths if len(path) == depth)
             full = [penalise(self._spread(row), ids, context.sampling.repetition_penalty) for row in logits]
             best = [torch.softmax(row, -1).topk(rank) for row in full]
@@ -216,7 +239,7 @@ class FeatureDrafter:
         parent is always chosen too. Candidates are the head's best, not draws."""
         assert self._behind is not None
         ids, penalty = list(context.token_ids), context.sampling.repetition_penalty
-        breadth = min(tree.breadth, tree.num_nodes, len(self._output_ids))
+        breadth = min(tree.breadth, tree.num_nodes, len(self._head.ids))
         tokens: list[int] = []
         parents: list[int] = []
         depths: list[int] = []
@@ -225,10 +248,10 @@ class FeatureDrafter:
         states: dict[int, Tensor] = {}
         level, behind = [-1], self._behind[None]
         for depth in range(1, max_depth + 1):
-            logits = self._decoder.head(behind).cpu()
+            logits = self._head(behind).cpu()
             if penalty == 1.0:
                 best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1).topk(breadth)
-                found = self._output_ids[best.indices].tolist()
+                found = self._head.ids[best.indices].tolist()
             else:
                 full = torch.stack([penalise(self._spread(row), ids, penalty) for row in logits])
                 best = torch.log_softmax(full, -1).topk(breadth)
@@ -271,7 +294,8 @@ class FeatureDrafter:
         """
         assert self._behind is not None
         before = torch.stack([self._behind if parents[node] == -1 else states[parents[node]] for node in level])
-        x = self._parts.enter(self._decoder.embed(self._ids([tokens[node] for node in level])), before)
+        embedding = self._decoder.embed(self._ids([tokens[node] for node in level]))
+        x = self._parts.enter(embedding, self._parts.follow(before))
         seen = self._tree_mask(level, list(states), parents)
         behind = self._pass(x, [self._read + depth - 1] * len(level), len(states), seen)
         states.update(zip(level, behind, strict=True))
@@ -306,7 +330,7 @@ class FeatureDrafter:
         """The next token, its q, and all of q where it was drawn."""
         if params.is_greedy and params.repetition_penalty == 1.0:
             best = int(logits.argmax())
-            return int(self._output_ids[best]), own_probability(logits, best), None
+            return int(self._head.ids[best]), own_probability(logits, best), None
         full = self._spread(logits)
         if params.is_greedy:
             token = choose(full, params, ids)
@@ -316,7 +340,7 @@ class FeatureDrafter:
         return token, float(q[token]), q
 
     def _spread(self, logits: Tensor) -> Tensor:
-        return spread(logits, self._output_ids, self._vocab_size)
+        return spread(logits, self._head.ids, self._vocab_size)
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor(list(tokens), device=self._decoder.device)

@@ -9,6 +9,7 @@ from specviz.config import RunConfig
 from specviz.detokenize import token_names
 from specviz.drafters.base import Drafter, Need
 from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, CascadeDrafter
+from specviz.drafters.context_head import ContextHead
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
 from specviz.drafters.feature import FeatureDrafter, read_parts
 from specviz.drafters.lookahead import LOOKAHEAD_OPTIONS, JacobiDrafter, LookaheadDrafter
@@ -18,6 +19,8 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.drafters.suffix import SUFFIX_OPTIONS, SuffixDrafter, load_index, read_suffix_tree
+from specviz.drafters.translation import translation_for
 from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
@@ -100,13 +103,22 @@ class Method:
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
+        notes = loaded.draft_extra.notes if loaded.draft_extra else ()
+        translation = None
+        if loaded.draft_tokenizer is not None:
+            translation = translation_for(model, loaded.tokenizer, loaded.draft_tokenizer, loaded.vocab_size)
+            notes += (
+                f"The draft has a tokenizer of its own and knows {translation.share:.0%} of the target's tokens: only "
+                "these are drafted.",
+            )
         return ModelDrafter(
             name,
             model,
             vocab_size=loaded.vocab_size,
             max_new_tokens=config.max_new_tokens,
             stop_below=config.stop_below,
-            notes=loaded.draft_extra.notes if loaded.draft_extra else (),
+            notes=notes,
+            translation=translation,
         ), info
 
     return build
@@ -115,10 +127,13 @@ def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], 
 def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
     trained = loaded.trained_draft(FeatureDrafter.name, config.draft_quant)
     parts, taps = read_parts(trained)
+    decoder = LeanDecoder.of(trained.model)
+    layer = None if trained.about.get("parts") else loaded.target.get_output_embeddings().weight.detach()
+    head = ContextHead(decoder, trained.model.output_ids, layer, vocab_size=loaded.vocab_size)
     return FeatureDrafter(
-        LeanDecoder.of(trained.model),
+        decoder,
         parts,
-        trained.model.output_ids,
+        head,
         taps,
         _shape(config),
         vocab_size=loaded.vocab_size,
@@ -136,6 +151,25 @@ def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
 def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     table, info, notes = load_for(loaded)
     return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
+
+
+def _suffix(loaded: LoadedPair, config: RunConfig) -> Built:
+    """The pair's index where it has one; without one the run alone is searched."""
+    settings = {option.name: option.default for option in SUFFIX_OPTIONS} | config.options
+    shape = read_suffix_tree(str(settings.pop(TREE.name)))
+    found = load_index(loaded) if settings["sources"] != "run" else None
+    if found is None and settings["sources"] == "answers":
+        raise ConfigError(
+            f"The pair {loaded.pair.name} has no suffix index. Make one with `python -m specviz train suffix --pair "
+            f"{loaded.pair.name} --corpus FILE`, or choose --sources run."
+        )
+    index, info, notes = found or (None, None, ())
+    if found is None and settings["sources"] == "both":
+        notes = (f"The pair {loaded.pair.name} has no suffix index, so this run alone is searched.",)
+    name_of = token_names(loaded.tokenizer)
+    return SuffixDrafter(
+        index, shape=shape, **settings, stop_below=config.stop_below, name_of=name_of, notes=notes
+    ), info
 
 
 _CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
@@ -265,6 +299,18 @@ METHODS: dict[str, Method] = {
             NgramTableDrafter.needs,
             (MIN_COUNT,),
             doubts=True,
+        ),
+        Method(
+            "suffix",
+            "Suffix decoding",
+            "Continues as this run, or answers of the target read beforehand, most often did, as far as is likely.",
+            "exact",
+            _suffix,
+            SuffixDrafter.needs,
+            SUFFIX_OPTIONS,
+            lambda config, _: read_suffix_tree(_tree_words(config)) is None,
+            doubts=True,
+            check=lambda config: read_suffix_tree(_tree_words(config)),
         ),
         Method(
             "cascade",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specviz.config import RunConfig, check_int, check_number
-from specviz.drafters.feature import EAGLE, read_parts
+from specviz.drafters.feature import EAGLE, EAGLE_3, read_parts
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.medusa import find_heads, load_heads, save_heads
 from specviz.errors import ConfigError
@@ -22,7 +22,7 @@ from specviz.models.convert import Progress
 from specviz.models.fetch import cache_dir, silent
 from specviz.models.loader import LoadedPair, TrainedDraft, load_pair
 from specviz.models.stored import own_folder
-from specviz.models.trunk import load_trunk, read_manifest, save_trunk, trunk_refusal
+from specviz.models.trunk import cut_head, load_trunk, read_manifest, save_trunk, trunk_refusal
 from specviz.train.batches import Batches
 from specviz.train.card import write_card
 from specviz.train.corpus import Corpus, read_corpus
@@ -55,7 +55,7 @@ class Plan:
     layers: of the target, from 1, that the draft's own begin as. output_size: ids the draft can propose.
     depth: tokens in a row that a feature head learns, or Medusa's number of heads. blocks: of each Medusa head.
     batch: sequences a step. hard: see `imitation_loss`. start: folder of a draft to go on from, which then decides
-    layers, blocks and output ids. hold_out: topics kept from training besides every eighth.
+    layers and blocks; output ids are the corpus's. hold_out: topics kept from training besides every eighth.
     """
 
     kind: str
@@ -184,7 +184,7 @@ def _check_start(plan: Plan) -> None:
     if not plan.start or plan.kind == "medusa":
         return
     about, method = read_manifest(Path(plan.start)), KINDS[plan.kind]
-    if about.get("parts") == EAGLE:
+    if about.get("parts") in (EAGLE, EAGLE_3):
         raise ConfigError(
             "--from names an imported EAGLE head. Its layers read other inputs than those that are trained here. "
             "Run it as it is, or train a fresh head without --from."
@@ -264,6 +264,7 @@ def _fresh_lesson(material: Material, plan: Plan) -> Lesson:
         return MedusaLesson(heads, weight[material.output_ids.to(device)], material.output_ids)
     if plan.start:
         model, extra, about = load_trunk(Path(plan.start), target, material.loaded.vocab_size)
+        cut_head(model, target, material.output_ids)
         trunk = trainable(model)
         if plan.kind == "feature":
             trained = TrainedDraft(model, material.loaded.target_info, extra, about)

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from specviz.drafters.feature_head import FeatureParts
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products
+from specviz.train.loop import Said, fast_products
 
 __all__ = ["FeatureLesson"]
 
@@ -37,33 +37,42 @@ class FeatureLesson:
         self._parts = parts
         self._depth = depth
 
-    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def places(self, batch: Batch) -> Iterator[Said]:
         """By depth: root t has read the target's state at t and token t + 1; at depth d, from 0, it says token
         t + d + 2."""
         body, norm = self._trunk.model, self._trunk.model.norm.weight
         roots = batch.ids.shape[1] - 1
+        device = batch.ids.device
+        number = torch.arange(batch.ids.numel(), device=device).view_as(batch.ids)
         cache = DynamicCache()
-        places = torch.arange(roots, device=batch.ids.device)[None]
         with fast_products(norm):
             embedded = body.embed_tokens(batch.ids).to(norm.dtype)
             known = torch.cat((batch.taps, batch.last[:, :, None]), 2)[:, :roots]
             state = self._parts.begin(known.to(norm.dtype))
+        first = 0
         for depth in range(min(self._depth, roots)):
+            if depth == 1:  # roots inside the prompts are context for others and have nothing to say
+                first = max(0, int(batch.chosen.any(0).nonzero()[0]) - self._depth)
+                state = state[:, first:]
             with fast_products(norm):
-                token = torch.roll(embedded, -(depth + 1), 1)[:, :roots]  # the last roots read what comes round
-                state = self._through(self._parts.enter(token, state), places + depth, depth, cache)
-                chosen = torch.zeros(batch.ids.shape[0], roots, dtype=torch.bool, device=batch.ids.device)
+                token = torch.roll(embedded, -(depth + 1), 1)[:, first:roots]  # the last read what comes round
+                state = self._through(self._parts.enter(token, state), first, depth, cache)
+                chosen = torch.zeros(batch.ids.shape[0], roots, dtype=torch.bool, device=device)
                 chosen[:, : roots - depth] = batch.chosen[:, depth + 1 :]
+                chosen = chosen[:, first:]
                 said = body.norm(state[chosen])
-            yield said, torch.roll(batch.last, -(depth + 1), 1)[:, :roots][chosen]
+            yield Said(said, torch.roll(number, -(depth + 1), 1)[:, first:roots][chosen])
 
-    def _through(self, x: Tensor, places: Tensor, depth: int, cache: DynamicCache) -> Tensor:
-        """The layers on nodes of one depth. Each sees the roots up to its own and, of the nodes, its own ancestors."""
-        roots = x.shape[1]
-        first = torch.ones(roots, roots, dtype=torch.bool, device=x.device).tril()
-        own = torch.eye(roots, dtype=torch.bool, device=x.device)
-        seen = torch.cat([first] + [own] * depth, -1)[None, None]
+    def _through(self, x: Tensor, first: int, depth: int, cache: DynamicCache) -> Tensor:
+        """The layers on nodes of one depth, those of the roots from `first` on. Each sees the roots up to its own and,
+        of the nodes, its own ancestors."""
+        nodes = x.shape[1]
+        roots = first + nodes
+        shown = torch.ones(roots, roots, dtype=torch.bool, device=x.device).tril()[first:]
+        own = torch.eye(nodes, dtype=torch.bool, device=x.device)
+        seen = torch.cat([shown] + [own] * depth, -1)[None, None]
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
+        places = torch.arange(first, roots, device=x.device)[None] + depth
         body = self._trunk.model
         rotation = body.rotary_emb(x, places)
         for layer in body.layers:

@@ -65,10 +65,11 @@ def judge(
     with torch.inference_mode():
         for start in range(0, len(sequences), size):
             batch = batches.of(sequences[start : start + size])
-            for place, (said, wanted) in enumerate(lesson.pairs(batch), start=1):
-                for rows in range(0, len(said), _BLOCK):
-                    draft = (said[rows : rows + _BLOCK].to(lesson.head.dtype) @ lesson.head.mT).float()
-                    target = (wanted[rows : rows + _BLOCK].to(target_head.dtype) @ target_head.mT).float()
+            last = batch.last.flatten(0, 1)
+            for place, said in enumerate(lesson.places(batch), start=1):
+                for rows in range(0, len(said.at), _BLOCK):
+                    draft = (said.states[rows : rows + _BLOCK].to(lesson.head.dtype) @ lesson.head.mT).float()
+                    target = (last[said.at[rows : rows + _BLOCK]].to(target_head.dtype) @ target_head.mT).float()
                     best = output_ids[draft.topk(TOP, -1).indices]
                     found = (best == target.argmax(-1, keepdim=True)).cumsum(-1) > 0
                     shared = torch.minimum(torch.softmax(target, -1)[:, output_ids], torch.softmax(draft, -1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specviz.train.batches import Batch
-from specviz.train.loop import imitation_loss
+from specviz.train.loop import Said, imitation_loss
 
 __all__ = ["Lesson", "lesson_loss"]
 
@@ -26,17 +26,14 @@ class Lesson(Protocol):
     output_ids: Tensor
     fade: float
 
-    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """By place in the draft, the first one first: [m, d_model] states of the draft, those of the target that they
-        are to say the same as, over m places of the text."""
+    def places(self, batch: Batch) -> Iterator[Said]:
+        """What the draft says by place in the draft, the first one first. States of the target are numbered through
+        the batch, row by row."""
         ...
 
 
 def lesson_loss(lesson: Lesson, batch: Batch, hard: float) -> Tensor:
-    """Weighted mean over places in the draft of `imitation_loss`."""
-    total, weights = torch.zeros((), device=batch.ids.device), 0.0
-    for place, (draft, target) in enumerate(lesson.pairs(batch)):
-        weight = lesson.fade**place
-        total = total + weight * imitation_loss(draft, target, lesson.head, hard)
-        weights += weight
-    return total / weights
+    """Weighted mean over places in the draft, see `imitation_loss`."""
+    places = list(lesson.places(batch))
+    weights = [lesson.fade**place for place in range(len(places))]
+    return imitation_loss(places, batch.last.flatten(0, 1), lesson.head, hard, weights)

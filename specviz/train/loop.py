@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from specviz.errors import ConfigError
 from specviz.models.convert import Progress
 from specviz.train.batches import Batch, Batches
 
-__all__ = ["Schedule", "fast_products", "fit", "imitation_loss"]
+__all__ = ["Said", "Schedule", "fast_products", "fit", "imitation_loss"]
 
 CHECKPOINT = "checkpoint.pt"
 _FRESH = 0.02
@@ -143,44 +143,77 @@ def fast_products(param: Tensor) -> torch.autocast:
     return torch.autocast(param.device.type, torch.bfloat16, enabled=param.dtype == torch.float32)
 
 
-def imitation_loss(draft: Tensor, target: Tensor, head: Tensor, hard: float) -> Tensor:
-    """Mean cross-entropy of the draft's distributions against what they imitate.
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """What a draft says at one place, counted in its own tokens, over m places of a text.
+
+    states: [m, d_model], whose products with rows of the output layer are logits. at: [m] int64, ascending, the
+    number of the target's state that each is to say the same as.
+    """
+
+    states: Tensor
+    at: Tensor
+
+
+def imitation_loss(
+    places: Sequence[Said], target: Tensor, head: Tensor, hard: float, weights: Sequence[float] = (1.0,)
+) -> Tensor:
+    """Weighted mean over places of the mean cross-entropy of the draft's distributions against what they imitate.
 
     That is a mixture: the target's own distribution, and with weight `hard` its most likely token, which is what
     greedy verification asks for. Both distributions are over the rows of `head`.
 
     Args:
-        draft, target: [m, d_model] states. head: [v, d_model], whose products with them are the logits. hard: 0 to 1.
+        places: each with states of one number format. target: [n, d_model] states. head: [v, d_model]. hard: 0 to 1.
+        weights: of the places.
     Returns:
-        A scalar, nats a token; gradients reach `draft` alone.
+        A scalar, nats a token; gradients reach the states of `places` alone.
     """
-    loss: Tensor = _Imitation.apply(draft, target, head, hard)  # type: ignore[no-untyped-call]
+    ats = [place.at for place in places]
+    states = [place.states for place in places]
+    loss: Tensor = _Imitation.apply(target, head, hard, weights, ats, *states)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _Imitation(torch.autograd.Function):
-    """The loss and its gradient by blocks of rows, so that no [m, v] table is ever in memory: on a processor moving
-    such tables took longer than computing them."""
+    """The loss and its gradient by blocks of the target's states: no [m, v] table is ever in memory, as moving such
+    tables took longer than computing them, and what the target says is computed once for all places."""
 
     @staticmethod
-    def forward(ctx: Any, draft: Tensor, target: Tensor, head: Tensor, hard: float) -> Tensor:
-        gradient = torch.empty_like(draft)
+    def forward(
+        ctx: Any,
+        target: Tensor,
+        head: Tensor,
+        hard: float,
+        weights: Sequence[float],
+        ats: Sequence[Tensor],
+        *states: Tensor,
+    ) -> Tensor:
+        gradients = [torch.empty_like(rows) for rows in states]
+        shares = [weight / (sum(weights) * max(1, len(at))) for weight, at in zip(weights, ats, strict=True)]
         total = 0.0
-        for start in range(0, len(draft), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            logits = (draft[rows].to(head.dtype) @ head.mT).float()
-            wanted = (target[rows].to(head.dtype) @ head.mT).float()
+        asked = torch.unique(torch.cat(list(ats)))
+        for start in range(0, len(asked), _BLOCK):
+            block = asked[start : start + _BLOCK]
+            wanted = (target[block].to(head.dtype) @ head.mT).float()
             best = wanted.argmax(-1, keepdim=True)
             wanted = torch.softmax(wanted, -1).mul_(1 - hard)
             wanted.scatter_add_(-1, best, torch.full_like(best, hard, dtype=wanted.dtype))
-            scale = torch.logsumexp(logits, -1, keepdim=True)
-            total += float(scale.sum()) - float(torch.dot(wanted.flatten(), logits.flatten()))
-            error = logits.sub_(scale).exp_().sub_(wanted)
-            gradient[rows] = (error.to(head.dtype) @ head).to(gradient.dtype)
-        ctx.save_for_backward(gradient)
-        return draft.new_tensor(total / max(1, len(draft)), dtype=torch.float32)
+            ends = block[[0, -1]] + torch.tensor([0, 1], device=block.device)
+            for at, rows, gradient, share in zip(ats, states, gradients, shares, strict=True):
+                own = slice(*torch.searchsorted(at, ends).tolist())
+                if own.start == own.stop:
+                    continue
+                here = wanted if own.stop - own.start == len(block) else wanted[torch.searchsorted(block, at[own])]
+                logits = (rows[own].to(head.dtype) @ head.mT).float()
+                highest = logits.amax(-1)
+                found = torch.softmax(logits, -1)
+                scale = highest - found.amax(-1).log()  # logsumexp without a second pass of exponentials
+                total += share * (float(scale.sum()) - float(torch.dot(here.flatten(), logits.flatten())))
+                gradient[own] = (found.sub_(here).to(head.dtype) @ head).mul_(share).to(gradient.dtype)
+        ctx.save_for_backward(*gradients)
+        return target.new_tensor(total, dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * (outputs[0] / max(1, len(gradient))).to(gradient.dtype), None, None, None
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return (None,) * 5 + tuple(gradient * outputs[0].to(gradient.dtype) for gradient in ctx.saved_tensors)

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, silu
 
 from specviz.drafters.medusa import Heads
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products
+from specviz.train.loop import Said, fast_products
 
 __all__ = ["MedusaLesson", "fresh_heads"]
 
@@ -44,16 +44,17 @@ class MedusaLesson:
         self.output_ids = output_ids
         self._num_heads = heads.num_heads
 
-    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def places(self, batch: Batch) -> Iterator[Said]:
         """By head, from 1: at position t head k imitates what the target says at t + k."""
         length = batch.ids.shape[1]
+        number = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)
         for ahead in range(1, min(self._num_heads, length - 1) + 1):
             chosen = batch.chosen[:, ahead:]
             states = batch.last[:, : length - ahead][chosen].to(self.biases[0].dtype)
             with fast_products(self.biases[0]):
                 for weight, bias in zip(self.weights, self.biases, strict=True):
                     states = states + silu(linear(states, weight[ahead - 1], bias[ahead - 1]))
-            yield states, batch.last[:, ahead:][chosen]
+            yield Said(states, number[:, ahead:][chosen])
 
     def heads(self, target_sha256: str) -> Heads:
         """The heads as they are stored, bfloat16."""

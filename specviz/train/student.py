@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specviz.models.trunk import build_trunk
 from specviz.train.batches import Batch
-from specviz.train.loop import fast_products
+from specviz.train.loop import Said, fast_products
 
 __all__ = ["StudentLesson", "fresh_trunk", "trainable"]
 
@@ -52,10 +52,10 @@ class StudentLesson:
         self.head: Tensor = trunk.lm_head.weight.detach()
         self.output_ids: Tensor = trunk.output_ids
 
-    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """One depth: what the draft says behind every token of an answer, and what the target says there."""
+    def places(self, batch: Batch) -> Iterator[Said]:
+        """One place: what the draft says behind every token of an answer."""
         norm = self.module.model.norm.weight
         with fast_products(norm):
             embedded = self.module.model.embed_tokens(batch.ids).to(norm.dtype)
             states = self.module.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
-        yield states[batch.chosen], batch.last[batch.chosen]
+        yield Said(states[batch.chosen], batch.chosen.flatten().nonzero()[:, 0])
