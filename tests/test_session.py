@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, Mistra
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specviz.errors import CacheNotCroppableError
-from specviz.models.cache import InPlaceCache, check_croppable
+from specviz.models.cache import InPlaceCache
 from specviz.models.session import MAX_NODES, Session
+from specviz.models.windows import check_croppable
 
 CLOSE = 1e-6
 """Of logits. RMSNorm of transformers rounds to float32 on its way, which turns a last bit of float64 into 1e-8 now and
@@ -385,19 +386,17 @@ def test_full_attention_is_accepted(kind):
 
 @pytest.mark.parametrize("method", ["plain", "prompt-lookup"])
 def test_case_35_sliding_windows(method):
-    """A window that the run would reach is refused before the first token, one that it does not reach is harmless."""
+    """A window hides what lies outside it, whether the run reaches it or not; more in test_windows."""
     prompt = ids_from(1, 20)
-    with pytest.raises(CacheNotCroppableError, match="“mistral”"):
-        generator(mistral(32), eos=()).stream(prompt, config(method, max_new_tokens=13))
-    for window in (33, 64, 512):
+    for window in (8, 32, 512):
         engine = generator(mistral(window), eos=())
-        play(engine, prompt, config(method, max_new_tokens=13), plain=sequential(mistral(window), prompt, 13))
-    play(
-        generator(mistral(32), eos=()),
-        prompt,
-        config(method, max_new_tokens=12),
-        plain=sequential(mistral(32), prompt, 12),
-    )
+        play(engine, prompt, config(method, max_new_tokens=24), plain=sequential(mistral(window), prompt, 24))
+
+
+def test_case_35_a_caller_that_masks_no_window_must_not_reach_it():
+    check_croppable(mistral(32), 32)
+    with pytest.raises(CacheNotCroppableError, match=r"“mistral”.*32 tokens back.*33"):
+        check_croppable(mistral(32), 33)
 
 
 def test_case_35_a_draft_with_a_short_window_ends_the_run_before_its_first_token():
