@@ -1,7 +1,7 @@
 """Sliding windows: which layers of a model look back only so far, and what that hides from a row.
 
-All keys are kept and what lies outside a layer's window is masked, so taking a pass back stays a smaller number: a cache
-that drops old keys, as the library's own does, could not bring them back.
+All keys are kept and what lies outside a layer's window is masked, so taking a pass back stays a smaller number: a
+cache that drops old keys, as the library's own does, could not bring them back.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_croppable(model: Any, unmasked: int | None = None) -> None:
     for window in windows_of(model):
         if unmasked is not None and window is not None and window < unmasked:
             raise CacheNotCroppableError(
-                f"Models of type “{_kind(model)}” see {window} tokens back in some layers, and here {unmasked} are needed. "
-                "Choose shorter texts, or a model with full attention in every layer."
+                f"Models of type “{_kind(model)}” see {window} tokens back in some layers, and here {unmasked} are "
+                "needed. Choose shorter texts, or a model with full attention in every layer."
             )
 
 
@@ -60,7 +60,7 @@ def windows_of(model: Any) -> tuple[int | None, ...]:
             windows.append(int(layer.sliding_window))
         else:  # chunks of attention look like a window to the cache, yet hide other tokens
             raise CacheNotCroppableError(_refusal(kind, type(layer).__name__ if types is None else types[index]))
-    if types is None and (len(set(windows)) > 1 or any(windows) and getattr(config, "sliding_window", None) is None):
+    if types is None and (len(set(windows)) > 1 or (any(windows) and getattr(config, "sliding_window", None) is None)):
         raise CacheNotCroppableError(_refusal(kind, "attention in chunks"))
     if kind in ONE_MASK and len(set(windows)) > 1:
         raise CacheNotCroppableError(_refusal(kind, "layers of two kinds under one mask"))
@@ -95,6 +95,6 @@ def _kind(model: Any) -> str:
 
 def _refusal(kind: str, what: str) -> str:
     return (
-        f"Models of type “{kind}” keep {what}, which cannot be rolled back when a draft is refused: refused words would "
-        "go on to change the text. Choose a model with full attention, or attention in sliding windows, in every layer."
+        f"Models of type “{kind}” keep {what}, which cannot be rolled back when a draft is refused: refused words "
+        "would go on to change the text. Choose a model whose layers all have full attention or sliding windows."
     )
