@@ -132,7 +132,8 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
         "--verify",
         choices=VERIFY_RULES,
         default="auto",
-        help="which drafted tokens are kept (default: greedy at temperature 0, else speculative sampling)",
+        help="which drafted tokens are kept; sampled drafts are verified token by token, or drawn chains as a block "
+        "(default: block, where a chain was drawn)",
     )
     run.add_argument(
         "--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: the pair's own)"

@@ -10,6 +10,7 @@ from typing import Any
 from specviz.errors import ConfigError
 
 __all__ = [
+    "APPROXIMATE_RULES",
     "DEFAULT_GAMMA",
     "DEFAULT_METHOD",
     "DEFAULT_WIDTH",
@@ -39,8 +40,11 @@ MAX_SEED = 2**63 - 1
 DRAFT_QUANTS = ("nf4", "int8", "bfloat16", "float32")
 """How a draft's weights may be held: 4 bits by bitsandbytes, 8 bits, or in full."""
 
-VERIFY_RULES = ("auto", "typical", "threshold")
-"""auto: greedy at temperature 0, else speculative sampling, both lossless. The other two are approximate."""
+VERIFY_RULES = ("auto", "token", "block", "typical", "threshold")
+"""token: greedy at temperature 0, else speculative sampling token by token. block: drawn chains are judged as a whole,
+the rest as before. auto: block. These are lossless; the last two are approximate."""
+
+APPROXIMATE_RULES = ("typical", "threshold")
 
 DRAFT_LENGTHS = ("fixed", "heuristic", "confidence", "best")
 """fixed: gamma every step. heuristic: longer after a kept draft, shorter after a refusal. confidence: stop behind a
@@ -149,6 +153,16 @@ class RunConfig:
             quants = ", ".join(DRAFT_QUANTS)
             raise ConfigError(f"draft precision must be auto or one of {quants}; got {str(self.draft_quant)[:40]!r}.")
         _set(self, "stop", _stop_texts(self.stop))
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether the verification rule gives up the target's distribution."""
+        return self.verify in APPROXIMATE_RULES
+
+    @property
+    def is_by_block(self) -> bool:
+        """Whether drawn chains are verified as a whole."""
+        return not self.sampling.is_greedy and self.verify in ("auto", "block")
 
     @property
     def stop_below(self) -> float:

@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Detokenizer", "Piece", "StopScanner", "split_text", "token_names", "visible_part", "visible_text"]
+__all__ = [
+    "Detokenizer",
+    "Piece",
+    "StopScanner",
+    "split_text",
+    "token_bytes",
+    "token_names",
+    "visible_part",
+    "visible_text",
+]
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")  # the Rust parser takes a plus sign for a digit
@@ -218,6 +227,17 @@ class _Tokens(dict[int, _Token | None]):
         token = None if name is None else _Token(token_id, name, token_id in self._special, *self._read(name))
         self[token_id] = token
         return token
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> dict[int, tuple[bool, bytes]]:
+    """Of every id: whether it is a control token, and the bytes that it stands for; a control token's are its name."""
+    tokens = _Tokens(tokenizer, _stream_for(tokenizer).read)
+    found = ((token_id, tokens[token_id]) for token_id in tokenizer.get_vocab().values())
+    return {
+        token_id: (token.special, token.name.encode() if token.special else token.data or token.text.encode())
+        for token_id, token in found
+        if token is not None
+    }
 
 
 class _Stream(Protocol):

@@ -93,8 +93,11 @@ class DraftedToken:
     draft_prob, target_prob: q and p of this token where known. In a greedy run the models' own probabilities at
         temperature 1, for information only.
     accept_prob: min(1, p/q), None in a greedy run and for untested tokens. coin: the uniform draw, likewise.
+    prefix_prob, block_prob: p_i and h_i of block verification, see `specviz.verify.verify_block`; None under any other
+        rule. Where they are given, the coin is compared with h_i, and tokens behind the kept ones have coins as well.
     overlap: sum of min(p, q) over the vocabulary at this position, None where q or p is unknown.
-    draft_top, target_top, residual_top: five likeliest tokens under q, p and norm(max(p - q, 0)); only with detail on.
+    draft_top, target_top, residual_top: five likeliest tokens under q, p and norm(max(p - q, 0)), of a block
+        norm(max(p_i p - q, 0)); only with detail on.
     """
 
     token_id: int
@@ -110,6 +113,8 @@ class DraftedToken:
     draft_top: tuple[TopToken, ...] = ()
     target_top: tuple[TopToken, ...] = ()
     residual_top: tuple[TopToken, ...] = ()
+    prefix_prob: float | None = None
+    block_prob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

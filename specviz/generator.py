@@ -42,7 +42,7 @@ from specviz.models.machine import peak_resident_bytes, probe, versions
 from specviz.models.session import MAX_NODES, Session
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
-from specviz.verify import verify_greedy, verify_likely, verify_sampling
+from specviz.verify import verify_block, verify_greedy, verify_likely, verify_sampling
 
 __all__ = ["SpeculativeGenerator", "command_line", "open_session", "plain_beside"]
 
@@ -126,6 +126,9 @@ class SpeculativeGenerator:
         width, min_rows, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
         config = replace(config, sampling=replace(config.sampling, seed=seed))
+        by_block = config.is_by_block and method.draws_chains(config, self.loaded)
+        if config.verify == "block" and not config.sampling.is_greedy and not by_block and method.name != "plain":
+            notes = [*notes, f"{method.name} draws no chain under these settings: it is verified token by token."]
         drafter, draft_info = method.build(self.loaded, config)
         length = self._length(config, draft_info, min_rows, getattr(drafter, "relative_cost", 0.0))
         started = RunStarted(
@@ -141,7 +144,7 @@ class SpeculativeGenerator:
             min_rows=min_rows,
             exactness=word,
             exactness_reason=reason,
-            verify=_rule(config),
+            verify=_rule(config, by_block),
             gamma=0 if method.name == "plain" else config.gamma,
             settings=_settings(config),
             machine=self._machine,
@@ -199,7 +202,8 @@ class SpeculativeGenerator:
             passes = dict(zip(kinds, pass_seconds(loaded.target, kinds, loaded.vocab_size), strict=True))
             c = 0.0
             if draft is not None and loaded.draft is not None:
-                c = pass_seconds(loaded.draft, (1,), loaded.vocab_size)[0] / passes[1]
+                known = int(loaded.draft.config.get_text_config(decoder=True).vocab_size)
+                c = pass_seconds(loaded.draft, (1,), min(known, loaded.vocab_size))[0] / passes[1]
             self._cost_tables[key] = (c, [passes[count] / passes[1] for count in rows])
         return self._cost_tables[key]
 
@@ -212,11 +216,11 @@ class SpeculativeGenerator:
         report = None if exact is False else self.exactness_report(config.width)
         if exact is None and report is not None:
             # Only a greedy text can be compared bit by bit; nothing else pays for what exactness may cost.
-            comparable = config.sampling.is_greedy and config.verify == "auto" and config.gamma < config.width
+            comparable = config.sampling.is_greedy and not config.is_approximate and config.gamma < config.width
             exact = word == "exact" and comparable and (report.is_free if is_plain else report.is_default)
         width = config.width if exact else 0
         min_rows = report.min_rows if report is not None and (exact or report.is_free) else 0
-        if config.verify != "auto" and not is_plain:
+        if config.is_approximate and not is_plain:
             reason = f"The {config.verify} rule keeps what the target finds likely enough."
             return width, min_rows, "approximate", reason
         if not config.sampling.is_greedy:
@@ -407,14 +411,16 @@ class _Run:
         logits = logits.cpu()
         config = self.config
         params, detail = config.sampling, config.detail
-        if config.verify != "auto":
+        if config.is_approximate:
             limits = {"epsilon": config.epsilon, "delta": config.delta}
             if config.verify == "threshold":
                 limits = {"threshold": config.threshold}
             return verify_likely(proposal, logits, params, self.context, self.rng, detail=detail, **limits)
         if params.is_greedy:
             return verify_greedy(proposal, logits, params, self.context, detail=detail)
-        return verify_sampling(proposal, logits, params, self.context, self.rng, detail=detail)
+        by_block = config.is_by_block and proposal.is_drawn_chain
+        rule = verify_block if by_block else verify_sampling
+        return rule(proposal, logits, params, self.context, self.rng, detail=detail)
 
     def _accept(
         self, proposal: Proposal, verdict: Verdict
@@ -503,7 +509,7 @@ class _Run:
             token_id,
             piece.text,
             parent,
-            "accepted" if kept else "discarded" if trial.accepted else "rejected",
+            "accepted" if kept else "discarded" if trial.accepted or trial.is_behind else "rejected",
             piece.label,
             confidence if trial.draft_prob is None else trial.draft_prob,
             trial.target_prob,
@@ -513,6 +519,8 @@ class _Run:
             self._top(trial.draft_dist),
             self._top(trial.target_dist),
             () if trial.accepted else self._top(trial.residual),
+            trial.prefix_prob,
+            trial.block_prob,
         )
 
     def _top(self, dist: Tensor | None) -> tuple[TopToken, ...]:
@@ -619,10 +627,12 @@ def _checked_ids(prompt: Any, vocab_size: int) -> list[int]:
     return ids
 
 
-def _rule(config: RunConfig) -> str:
-    """The verification rule by name."""
-    if config.verify != "auto":
+def _rule(config: RunConfig, by_block: bool) -> str:
+    """The verification rule by name; `by_block`: drawn chains are among the drafts, and judged as a whole."""
+    if config.is_approximate:
         return f"{config.verify} acceptance"
+    if by_block:
+        return "block verification"
     return "greedy" if config.sampling.is_greedy else "speculative sampling"
 
 

@@ -65,6 +65,11 @@ class Proposal:
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
+    @property
+    def is_drawn_chain(self) -> bool:
+        """Whether it is one token after the other, each drawn from its row of `probs` and each a candidate."""
+        return self.probs is not None and len(self) > 0 and self.is_chain and not any(self.scored_only)
+
     def depth_of(self) -> list[int]:
         """[n] tokens on the path from the root to each node, itself included."""
         depths: list[int] = []
@@ -106,6 +111,9 @@ class Trial:
     target_prob, draft_prob: p and q of the token; in a greedy run the target's own probability at temperature 1 and
         None. accept_prob: min(1, p/q), coin: the uniform draw; both None in a greedy run.
     overlap: sum min(p, q), None where q is a point mass or the run is greedy.
+    prefix_prob, block_prob: p_i and h_i of block verification, None under another rule. There the coin must fall under
+        h_i, and accept_prob is what the token rule would ask of it.
+    is_behind: a block tosses a coin for each of its tokens; this one lies behind the place where the draft ended.
     target_dist, draft_dist, residual: [vocab] float32, kept only on request (detail).
     """
 
@@ -119,6 +127,9 @@ class Trial:
     target_dist: Tensor | None = None
     draft_dist: Tensor | None = None
     residual: Tensor | None = None
+    prefix_prob: float | None = None
+    block_prob: float | None = None
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

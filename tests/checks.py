@@ -262,7 +262,11 @@ def _check_step(step: StepDone, loaded: LoadedPair, config: RunConfig, *, is_end
         if token.fate == "rejected":
             assert token.parent in walked
         if token.fate == "discarded":
-            assert token.target_prob is token.accept_prob is token.coin is token.overlap is None
+            assert token.overlap is None
+            if token.block_prob is None:
+                assert token.target_prob is token.accept_prob is token.coin is None
+            else:
+                assert token.coin >= token.block_prob, "a block keeps the longest prefix whose coin falls"
             behind_kept = token.parent in walked and any(drafted[k].parent == token.parent and k < i for k in path)
             assert token.parent not in walked or behind_kept, "a token whose turn came was not tried"
         elif greedy:
@@ -271,7 +275,10 @@ def _check_step(step: StepDone, loaded: LoadedPair, config: RunConfig, *, is_end
         else:
             assert 0 <= token.accept_prob <= 1
             assert 0 <= token.coin < 1
-            assert (token.coin < token.accept_prob) == (token.fate == "accepted")
+            if token.block_prob is None:
+                assert (token.coin < token.accept_prob) == (token.fate == "accepted")
+            elif token.fate == "rejected" or (i == last and not is_end):
+                assert (token.coin < token.block_prob) == (token.fate == "accepted")
             assert token.target_prob > 0 or token.fate == "rejected"
     if origins[-1] == "accepted":
         assert is_end, "a step without a token of the target's own that does not end the run"

@@ -359,6 +359,39 @@ def table() -> list[Event]:
     return stream(started("ngram-table", draft=None), [step(1, tokens, out, 8, note=note)])
 
 
+def suffix() -> list[Event]:
+    """Suffix decoding: a chain that ends in doubt, then a tree of both sources."""
+    data = {
+        "match_len": 3,
+        "source": "answers",
+        "counts": [34, 5],
+        "totals": [51, 5],
+        "expected": 1.2,
+        "asked": [["run", 1, 2, 1, 0.4], ["answers", 3, 51, 2, 1.2]],
+        "stop": "doubt",
+        "doubted": [" was", 1, 8, 0.06],
+        "least": 0.1,
+    }
+    note = DraftNote("suffix", "the same 3 tokens in answers read beforehand 51 times", data)
+    tokens = [
+        drafted(11, " The", -1, "accepted", draft_prob=0.6),
+        drafted(12, " sky", 0, "rejected", draft_prob=0.7),
+    ]
+    out = [emitted(11, " The", "accepted"), emitted(14, " sea", "corrected")]
+    more = {"source": "run", "counts": [3, 1, 1], "totals": [4, 4, 3], "stop": "full", "doubted": None}
+    tree_note = DraftNote("suffix", "the same 3 tokens in this run 4 times", data | more)
+    branches = [
+        drafted(15, " is", -1, "accepted", draft_prob=0.6),
+        drafted(16, " was", -1, "discarded", draft_prob=0.2),
+        drafted(17, " blue", 0, "accepted", draft_prob=0.3),
+    ]
+    then = [emitted(15, " is", "accepted"), emitted(17, " blue", "accepted"), emitted(18, ".", "bonus")]
+    return stream(
+        started("suffix", draft=None, width=0),
+        [step(1, tokens, out, 8, note=note), step(2, branches, then, 10, rows=4, note=tree_note)],
+    )
+
+
 def jacobi() -> list[Event]:
     """Jacobi: start values refused, then guesses of the last pass with one start value behind them."""
     no_q = {"draft_prob": None}
@@ -446,6 +479,7 @@ STREAMS = {
 METHOD_STREAMS = {
     "copied": copied,
     "table": table,
+    "suffix": suffix,
     "jacobi": jacobi,
     "feature": feature,
     "cascade": cascade,

@@ -536,7 +536,7 @@ def test_the_page_opens_on_a_recorded_run_then_runs_its_own(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .recording:visible")
         assert "Recorded run" in page.inner_text("#view .recording")
-        assert "machine of the recording" in page.inner_text("#view .verdict")
+        assert "machine of the recording" in page.inner_text("#view .account")
         assert page.locator("#view .strip .tk").count() > 20
         page.wait_for_function("document.querySelectorAll('#after .js-plotly-plot').length === 3")
 

@@ -495,29 +495,9 @@ def test_damaged_eagle_drafts_are_refused_by_name(pair, tmp_path):
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-def layer(prefix: str, width: int = WIDTH) -> Named:
-    names = {f"self_attn.{part}_proj.weight": (WIDTH, width) for part in "qkv"}
-    names |= {"self_attn.o_proj.weight": (WIDTH, WIDTH), "mlp.gate_proj.weight": (24, WIDTH)}
-    names |= {"mlp.up_proj.weight": (24, WIDTH), "mlp.down_proj.weight": (WIDTH, 24)}
-    names |= {"post_attention_layernorm.weight": (WIDTH,)}
-    return {prefix + name: torch.zeros(*shape) for name, shape in names.items()}
-
-
 EMBEDDING = {"embed_tokens.weight": torch.zeros(VOCAB, WIDTH)}
-EAGLE_3 = layer("midlayer.", 2 * WIDTH) | {
-    "midlayer.hidden_norm.weight": torch.zeros(WIDTH),
-    "midlayer.input_layernorm.weight": torch.zeros(WIDTH),
-    "fc.weight": torch.zeros(WIDTH, 3 * WIDTH),
-    "norm.weight": torch.zeros(WIDTH),
-    "lm_head.weight": torch.zeros(24, WIDTH),
-    "d2t": torch.zeros(24, dtype=torch.int64),
-    "t2d": torch.zeros(VOCAB, dtype=torch.bool),
-}
-SPECULATORS_3 = {key.replace("midlayer.", "layers.0."): value for key, value in EAGLE_3.items() if key != "d2t"}
-
 KINDS: dict[str, tuple[Named, str, str]] = {
-    "EAGLE-3": (EAGLE_3, "an EAGLE-3 head", r"embedding and state side by side \(2 d_model\)"),
-    "EAGLE-3 of speculators": (SPECULATORS_3, "an EAGLE-3 head", "EAGLE-3"),
+    "P-EAGLE": ({"fc.weight": torch.zeros(2, 6), "mask_hidden": torch.zeros(1, 6)}, "a P-EAGLE head", "in one pass"),
     "Hydra": ({"hydra_mlp.0.0.linear.weight": torch.zeros(2, 2)}, "Hydra heads", "Hydra heads: each also reads"),
     "a cut vocabulary": (
         vllm(medusa(), bias=True) | {"token_map": torch.arange(9)},

@@ -59,6 +59,18 @@ def typical() -> list[Event]:
     return stream(started("draft-model", verify="typical acceptance"), [step(1, tokens, out, 7)])
 
 
+def block() -> list[Event]:
+    """A block of three: the first coin fails, the second keeps two, the third fails."""
+    more = {"accept_prob": 0.5, "overlap": None}
+    tokens = [
+        drafted(11, " of", -1, "accepted", coin=0.8, prefix_prob=0.5, block_prob=0.17, **more),
+        drafted(12, " air", 0, "accepted", coin=0.4, prefix_prob=0.9, block_prob=0.7, **more),
+        drafted(13, " and", 1, "rejected", coin=0.6, prefix_prob=0.3, block_prob=0.3, **more),
+    ]
+    out = [emitted(11, " of", "accepted"), emitted(12, " air", "accepted"), emitted(14, " gas", "corrected")]
+    return stream(started("draft-model", verify="block verification"), [step(1, tokens, out, 8)])
+
+
 def greedy() -> list[Event]:
     known: dict[str, object] = {"accept_prob": None, "coin": None, "overlap": None}
     tokens = [drafted(11, "The", -1, "accepted", **known), drafted(21, " fog", 0, "rejected", **known)]
@@ -145,7 +157,7 @@ def scenarios() -> dict[str, Any]:
     assert opening is not None
     plain = Baseline(9, 0.3)
     made = {"detailed": detailed, "chosen": chosen, "greedy": greedy, "long": long_run}
-    made["typical"] = typical
+    made |= {"typical": typical, "block": block}
     return (
         {name: partial(lambda name, make: live(name, make()), name, make) for name, make in STREAMS.items()}
         | {name: partial(lambda name, make: recorded(name, make(), plain), name, make) for name, make in made.items()}
@@ -221,6 +233,25 @@ HEADLINES = {
     ("detailed", 1): "The draft guessed “air”. The target refused it and wrote “gas!!”.",
     ("chosen", 1): "The guess “The” was kept, and the target added “sky”.",
 }
+
+
+@browser
+def test_a_block_shows_what_its_coins_had_to_fall_under(chromium: ChromiumPage) -> None:
+    """Issue 18: p_i, h_i and the coin of each place, and what the token rule would have kept with the same coins."""
+    page = inspect(chromium, "block")
+    assert "judged as a block; token by token the same coins would have kept none." in text(page, ".gist")
+    rows = [text(page, f".tokens tbody tr:nth-child({i})") for i in (1, 2, 3)]
+    assert "0.17" in rows[0] and "Kept all the same: a later coin keeps the whole beginning." in rows[0]
+    assert "0.70" in rows[1] and "Kept, with all before it." in rows[1]
+    assert "0.30" in rows[2] and "Not kept: no coin from here on fell under its h." in rows[2]
+    page.locator("#view .tokens tbody tr:nth-child(1) .pick").click()
+    said = text(page, ".odds .say")
+    assert "the draft is worth 0.50 (pi)" in said and "under 0.17 (hi). It fell at 0.80" in said
+    assert "Token by token its chance would have been 0.50" in said
+    labels = page.eval_on_selector_all(
+        "#view .tokens .coin", "coins => coins.map((one) => one.getAttribute('aria-label'))"
+    )
+    assert labels[0] == "h 0.17, coin 0.80: over" and labels[1] == "h 0.70, coin 0.40: under"
 
 
 @browser

@@ -150,9 +150,10 @@ def sampling_ask(**more: Any) -> Ask:
     return Ask("abc", replace(config, **more), num_samples=300)
 
 
-def test_speculative_sampling_passes_the_test_and_drafts_were_really_tested() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_speculative_sampling_passes_the_test_and_drafts_were_really_tested(rule: str) -> None:
     """Seeded, so it does not flicker; a right rule lands under 0.01 for one seed in a hundred."""
-    finding = last_finding("sampling", alike_engine(), sampling_ask())
+    finding = last_finding("sampling", alike_engine(), sampling_ask(verify=rule))
     assert finding.facts["p_value"] > 0.01
     assert finding.facts["num_tested"] >= 300
     assert 0.2 < finding.facts["num_accepted"] / finding.facts["num_tested"] < 0.9
@@ -162,22 +163,24 @@ def test_speculative_sampling_passes_the_test_and_drafts_were_really_tested() ->
     assert "Agreement is no proof" in rest
 
 
-def test_a_rule_that_keeps_every_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_rule_that_keeps_every_draft_is_caught(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It follows the draft's distribution instead."""
 
     def keeps_all(*args: Any, detail: bool = False) -> Any:
         return verify_likely(*args, threshold=0.0)
 
-    monkeypatch.setattr(generator_module, "verify_sampling", keeps_all)
-    finding = last_finding("sampling", alike_engine(), sampling_ask())
+    monkeypatch.setattr(generator_module, "verify_sampling" if rule == "token" else "verify_block", keeps_all)
+    finding = last_finding("sampling", alike_engine(), sampling_ask(verify=rule))
     assert finding.facts["p_value"] < 1e-6
     assert "This is not chance" in answer(finding)[0]
 
 
-def test_a_rule_that_draws_anew_from_p_after_a_refusal_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_rule_that_draws_anew_from_p_after_a_refusal_is_caught(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual slip: the residual max(p - q, 0) is forgotten, so what the draft likes comes up too often."""
     monkeypatch.setattr(verify_module, "residual", lambda p, q: p)
-    finding = last_finding("sampling", alike_engine(), sampling_ask())
+    finding = last_finding("sampling", alike_engine(), sampling_ask(verify=rule))
     assert finding.facts["p_value"] < 1e-6
 
 

@@ -34,6 +34,7 @@ READ_BY_THE_PAGE = {
     "copied": {"source_start", "match_len"},
     "table": {"match_lens", "counts", "totals"},
     "tree": {"levels"},
+    "suffix": {"match_len", "source", "counts", "totals", "expected", "asked", "stop", "doubted", "least"},
     "layers": {"exit_layer", "num_layers"},
     "model": set(),
 }
@@ -130,6 +131,8 @@ BROKEN: tuple[Any, ...] = (
     {"source_start": 1, "match_len": 3},
     {"match_lens": [1], "counts": [1], "totals": "x"},
     {"match_lens": [10**12], "counts": [3], "totals": [0]},
+    {"match_len": 2, "source": "run", "counts": [3, 1, 1], "totals": [0, 1, 1], "asked": [["<b>", 10**9, "x"], 7]},
+    {"match_len": 2, "source": "run", "counts": [3, 1, 1], "totals": [4, 1, 1], "stop": "doubt", "doubted": [{}, "x"]},
     {"window_texts": [["a"], ["b", "c"]], "guesses": {"a": 1}},
     {"window_texts": [[1, 2]], "num_start": None},
     {"window_texts": [], "guesses": [None, [[]], "ab"], "answers": 3, "pool_size": "<b>"},
@@ -145,7 +148,18 @@ BROKEN: tuple[Any, ...] = (
 def broken() -> list[Event]:
     """A file that somebody wrote by hand: every kind of note with data of no use, whatever it holds."""
     steps = []
-    for kind in ("copied", "table", "lookahead", "layers", "tree", "model", "cascade", "constructor", "__proto__"):
+    for kind in (
+        "copied",
+        "table",
+        "suffix",
+        "lookahead",
+        "layers",
+        "tree",
+        "model",
+        "cascade",
+        "constructor",
+        "__proto__",
+    ):
         for data in BROKEN:
             index = len(steps) + 1
             tokens = [drafted(1, "a", -1, "accepted"), drafted(2, "b", 0, "rejected"), drafted(3, "c", 1, "discarded")]

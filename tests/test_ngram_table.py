@@ -336,7 +336,7 @@ def test_settings_out_of_range_are_refused_by_name():
 def trainer(monkeypatch):
     """The command without a download: the byte tokenizer and the hash of no file."""
     reader = lambda pair, report: (byte_tokenizer(), 260, "c" * 64)  # noqa: E731
-    monkeypatch.setattr("specviz.train.ngrams._reader", reader)
+    monkeypatch.setattr("specviz.train.ngrams.target_reader", reader)
 
 
 def corpus_file(path: Path, num: int = 320, **more: Any) -> Path:

@@ -4,13 +4,19 @@ const card = $('.card');
 const tip = $('.tip');
 const TIP_DELAY_MS = 80;
 
-/** 0 to 1: teal up to the chance of being kept, a tick there, and the coin as a dot. Dot on teal: kept. */
+/** What the coin has to fall under: a block's h, else the token's own chance. */
+const coinChance = (token) => token.block_prob ?? token.accept_prob;
+const isOfBlock = (token) => token.block_prob != null && token.coin != null;
+const isUnder = (token) => token.coin < coinChance(token);
+
+/** 0 to 1: teal up to the chance of being kept, a tick there, and the coin as a dot. Dot on teal: under it. */
 function coin(token, width) {
-  const kept = token.fate === 'accepted';
-  const label = `chance ${fixed(token.accept_prob, 2)}, coin ${fixed(token.coin, 2)}: ${kept ? 'kept' : 'refused'}`;
+  const kept = isOfBlock(token) ? isUnder(token) : token.fate === 'accepted';
+  const result = isOfBlock(token) ? (kept ? 'under' : 'over') : kept ? 'kept' : 'refused';
+  const label = `${isOfBlock(token) ? 'h' : 'chance'} ${fixed(coinChance(token), 2)}, coin ${fixed(token.coin, 2)}: ${result}`;
   const node = picture(width, 14, label, 'coin');
   const at = (value) => 5 + (width - 10) * value;
-  const chance = Math.min(1, token.accept_prob);
+  const chance = Math.min(1, coinChance(token));
   node.append(
     svg('rect', { x: 5, y: 4, width: width - 10, height: 6, rx: 3, class: 'track' }),
     svg('rect', { x: 5, y: 4, width: at(chance) - 5, height: 6, rx: 3, class: 'chance' }),
@@ -25,7 +31,7 @@ const isLikelyRule = () => /acceptance$/.test(run.start?.verify ?? ''); // typic
 const isGreedy = () => !isLikelyRule() && (run.start?.verify === 'greedy' || !hasTemperature(run.start));
 const hasTemperature = (start) => Boolean(start?.settings?.temperature);
 /** A guess that was chosen, not drawn, has no q of its own: the rule takes it as certain. */
-const isChosen = (token) => hasCoin(token) && token.draft_prob === 1 && token.accept_prob === token.target_prob;
+const isChosen = (token) => hasCoin(token) && !isOfBlock(token) && token.draft_prob === 1 && token.accept_prob === token.target_prob;
 
 /** At a refusal the target's own token is drawn from what is left of p, not from p. */
 const isDrawnFromRest = (token) => token.origin === 'corrected' && !isGreedy() && !isLikelyRule();
@@ -51,8 +57,25 @@ function probabilities(token) {
   return [];
 }
 
+/** p_i, h_i and the coin of a token in a block. */
+const blockProse = (token) => ['The draft up to here is worth ', token.prefix_prob, '. Its coin had to fall under ', token.block_prob, ' and fell at ', token.coin, `. ${blockVerdict(token)}`];
+
+/** The longest beginning whose own coin fell under its h is kept. */
+function blockVerdict(token) {
+  if (token.fate !== 'accepted') return isUnder(token) ? 'The answer ended before it.' : 'Not kept: no coin from here on fell under its h.';
+  return isUnder(token) ? 'Kept, with all before it.' : 'Kept all the same: a later coin keeps the whole beginning.';
+}
+
+/** Of a step's block, how many tokens the same coins would keep token by token; null where there is no block. */
+function keptByToken(step) {
+  if (!step.drafted.some(isOfBlock)) return null;
+  const end = step.drafted.findIndex((token) => !isOfBlock(token) || token.coin >= token.accept_prob);
+  return end < 0 ? step.drafted.length : end;
+}
+
 function draftedProse(token) {
   const known = probabilities(token);
+  if (isOfBlock(token)) return [coin(token, 240), prose(...known, '.'), prose(...blockProse(token))];
   if (token.fate === 'discarded') return [prose(FATES.discarded.means), ...(known.length ? [prose(...known, '.')] : [])];
   const kept = token.fate === 'accepted';
   if (hasCoin(token)) {
@@ -163,6 +186,6 @@ function cardRow(token, fate, picture) {
   if (token.target_prob != null) models.push(`target ${fixed(token.target_prob, 2)}${beforeTemperature()}`);
   if (models.length || hasCoin(token)) row.append(el('small', '', el('span', '', models.join(' · '))));
   row.addEventListener('click', () => inspect({ drafted: token, token }));
-  if (hasCoin(token)) row.lastChild.append(el('span', 'roomy', `chance ${fixed(token.accept_prob, 2)}`), el('span', '', `coin ${fixed(token.coin, 2)}`));
+  if (hasCoin(token)) row.lastChild.append(el('span', 'roomy', `${isOfBlock(token) ? 'h' : 'chance'} ${fixed(coinChance(token), 2)}`), el('span', '', `coin ${fixed(token.coin, 2)}`));
   return row;
 }

@@ -84,8 +84,8 @@ Object.assign(WORDS, {
     words: 'How likely the target finds this token at this place.', more: 'After a refusal at the same place p is what was left of it. In a greedy run it is the target’s own at temperature 1, for information only.', unit: 'probability, 0 to 1',
   },
   lens_chance: {
-    name: 'chance to keep', formula: 'min(1, p / q)', numbers: () => ofChosen((token) => `= ${fixed(token.accept_prob, 3)}`),
-    words: 'How often the test keeps this token. What the target likes at least as much as the draft is always kept.', more: 'A coin, anywhere from 0 to 1, keeps the token if it falls under this. So the text follows the target’s own distribution.', unit: 'probability, 0 to 1',
+    name: 'chance to keep', formula: 'min(1, p / q)', numbers: () => ofChosen((token) => (isOfBlock(token) ? `= ${fixed(token.accept_prob, 3)}; in a block h = ${fixed(token.block_prob, 3)} at p = ${fixed(token.prefix_prob, 3)}` : `= ${fixed(token.accept_prob, 3)}`)),
+    words: 'How often the test keeps this token. What the target likes at least as much as the draft is always kept.', more: 'A coin, anywhere from 0 to 1, keeps the token if it falls under this. So the text follows the target’s own distribution. A draft judged as a block has h in its place: the longest beginning whose own coin falls under its h is kept, whatever coins before it did.', unit: 'probability, 0 to 1',
   },
 });
 
@@ -178,15 +178,15 @@ function drawContext({ step, number }) {
 /** By place: what was tried there, the target's own token where the walk ended, what was never tested. */
 function tokenRows(step) {
   const places = placesOf(step.drafted);
-  const untested = withFate(step, 'discarded');
+  const untested = step.drafted.filter((token) => token.fate === 'discarded' && !isOfBlock(token));
   const out = [];
   const last = Math.max(step.emitted.length - 1, ...places);
   for (let place = 0; place <= last; place++) {
     const here = step.drafted.filter((token, i) => places[i] === place);
-    for (const drafted of here.filter((token) => token.fate !== 'discarded')) out.push({ place, drafted });
+    for (const drafted of here.filter((token) => token.fate !== 'discarded' || isOfBlock(token))) out.push({ place, drafted });
     const token = step.emitted[place];
     if (token && (token.origin !== 'accepted' || !here.length)) out.push({ place, token });
-    const rest = here.filter((one) => one.fate === 'discarded');
+    const rest = here.filter((one) => one.fate === 'discarded' && !isOfBlock(one));
     if (untested.length <= MOST_UNTESTED) for (const drafted of rest) out.push({ place, drafted });
     else if (rest.length) out.push({ place, many: rest });
   }
@@ -220,7 +220,7 @@ function tableRow(row) {
   const words = many ? `Never tested: ${many.slice(0, 8).map(spoken).join(', ')}${many.length > 8 ? ' …' : ''}` : drafted ? verdictWords(drafted, step) : originWords(token, step);
   row.node = el('tr', `${many ? '' : 'one'}${token ? ' from-commit' : ''}`,
     cell('n roomy', String(place + 1)), name, cell('n', q), cell('n', el('span', 'from-verify', fixed(p, 2))),
-    cell('n roomy chance', el('span', 'from-verify', drafted && hasCoin(drafted) ? fixed(drafted.accept_prob, 2) : NO_VALUE)), coinCell, cell('say roomy', el('span', 'from-commit', words)));
+    cell('n roomy chance', el('span', 'from-verify', drafted && hasCoin(drafted) ? fixed(coinChance(drafted), 2) : NO_VALUE)), coinCell, cell('say roomy', el('span', 'from-commit', words)));
   if (!many) row.node.addEventListener('click', () => { chooseRow(lensRows.indexOf(row)); row.button.focus({ preventScroll: true }); });
   return row.node;
 }

@@ -51,6 +51,7 @@ function take(delta) {
   appendOpening(delta.prefill?.emitted ?? []);
   for (const step of delta.steps ?? []) addStep(step);
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
+  if (delta.plain?.tokens_per_s && run.mode === 'live') lastPlain.set(plainKey(), delta.plain.tokens_per_s);
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
   if (delta.mode === 'recorded' && delta.steps) playRecording();
 }
@@ -109,7 +110,15 @@ function finishRun(finish, text) {
   run.phase = 'done';
   run.progress = text ?? '';
   answer.textContent = finish.text;
+  beginReading();
   if (run.mode === 'live') speak(run.verdict ? `${run.progress} ${run.verdict.headline} ${run.verdict.rest}` : run.progress, true);
+}
+
+/** A text longer than its window is read from its first word once it stands. Whoever scrolled stays where they are. */
+function beginReading() {
+  if (!following || selected) return;
+  following = false;
+  viewport.scrollTop = 0;
 }
 
 /** The one live region: start, every ten seconds, end. */
@@ -182,9 +191,10 @@ function renderVerdict() {
   const speedUp = done ? verdict.speed_up : null;
   if (speedUp != null) $('.headline').dataset.define = 'speed_up'; else delete $('.headline').dataset.define;
   $('.headline').tabIndex = speedUp == null ? -1 : 0;
-  $('.rest').textContent = done ? verdict.rest : '';
   const rate = counters?.decode_tokens_per_s;
-  $('.detail').textContent = done ? verdict.detail : rate == null ? ' ' : `${fixed(rate, 1)} tokens a second so far.`;
+  const soFar = done ? null : paceAgainstLastPlain(rate);
+  $('.rest').textContent = done ? verdict.rest : soFar ? `${fixed(soFar.ratio, 2)}× plain decoding so far` : '';
+  $('.detail').textContent = done ? verdict.detail : rate == null ? ' ' : `${fixed(rate, 1)} tokens a second so far.${soFar ? ` Compared with ${fixed(soFar.plain, 1)}, what plain decoding reached last on this page with this pair and number format; the run's own comparison follows.` : ''}`;
   $('.reason').hidden = !(done && verdict.reason);
   $('.reason').textContent = done ? verdict.reason : '';
   if (run.phase === 'running' || replay.playing) speak(progress);
@@ -192,6 +202,19 @@ function renderVerdict() {
   $('.skip').hidden = isWhole;
   $('.replay').hidden = !canReplay();
   $('.replay').textContent = replay.playing ? 'Pause' : isWhole ? 'Play again' : 'Play on';
+}
+
+// -- a speed-up before the end: against the plain speed that this page measured last for the same pair and format --
+
+const lastPlain = new Map(); // pair and format -> tokens a second
+
+const plainKey = () => `${run.start.pair} ${run.start.dtype}`;
+
+/** Null for recordings, which ran on another machine or another day, and where nothing was measured yet. */
+function paceAgainstLastPlain(rate) {
+  const plain = lastPlain.get(plainKey());
+  if (run.mode !== 'live' || rate == null || plain == null || run.start.method === 'plain') return null;
+  return { plain, ratio: rate / plain };
 }
 
 function progressAt(count) {

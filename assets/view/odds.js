@@ -131,6 +131,10 @@ function oddsWords(drafted, step) {
   const name = el('bdi', '', quotedToken(drafted));
   const before = triedBefore(drafted, step);
   const rest = before ? ` ${capital(inWords(before))} guess${before > 1 ? 'es' : ''} for this place had been refused before, so p is what was left of it.` : '';
+  if (isOfBlock(drafted)) {
+    return prose('As a block: after ', name, ' the draft is worth ', drafted.prefix_prob, ' (p', el('sub', '', 'i'), '), and its coin had to fall under ', chanceWords(drafted.block_prob), ' (h', el('sub', '', 'i'), '). It fell at ', drafted.coin,
+      `. ${blockVerdict(drafted)} Token by token its chance would have been `, chanceWords(drafted.accept_prob), '.');
+  }
   if (drafted.fate === 'discarded') return prose(name, ` was never tested, so nothing is known of the target here${whyUntested(drafted, step)}.`);
   if (isChosen(drafted)) return prose(name, ' was chosen, not drawn, so it has no q. It is kept with the chance that the target gives it, ', chanceWords(drafted.accept_prob), ', and its coin fell at ', drafted.coin, `.${rest}`);
   if (hasCoin(drafted) && drafted.overlap != null) {
@@ -154,5 +158,5 @@ function triedBefore(drafted, step) {
 function restWords(drafted, own, isLast) {
   if (!drafted.residual_top) return '';
   if (!isLast) return 'What is left of p at this refusal decides about the next guess for the same place.';
-  return `The correction is drawn from what is left of p, stretched to fill 1. The draw fell on ${quotedToken(own)}${own.target_prob == null ? '' : `, which had a chance of ${fixed(own.target_prob, 2)}`}.`;
+  return `The correction is drawn from what is left of ${isOfBlock(drafted) ? 'the block’s worth times p' : 'p'}, stretched to fill 1. The draw fell on ${quotedToken(own)}${own.target_prob == null ? '' : `, which had a chance of ${fixed(own.target_prob, 2)}`}.`;
 }

@@ -40,7 +40,7 @@ function seekReplay(number, phase = COMMIT) {
   const to = Math.max(0, Math.min(last, number));
   const atEnd = to === last && phase === COMMIT;
   Object.assign(replay, { number: atEnd ? null : to, phase: to ? phase : COMMIT, clock: runClockAt(to, phase) });
-  if (atEnd) haltReplay();
+  if (atEnd) { haltReplay(); beginReading(); }
   showMoment(to);
 }
 
@@ -71,6 +71,7 @@ function showWhole() {
   haltReplay();
   replay.number = null;
   replay.phase = COMMIT;
+  beginReading();
   render();
 }
 

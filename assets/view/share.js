@@ -140,7 +140,7 @@ function saveButtons(name, title) {
 
 function buildSaves() {
   $('.map h3').after(saveButtons('map', 'The run at a glance'));
-  $('.shead h2').after(saveButtons('text', 'What was drafted, what was kept'));
+  $('.shead .depth').before(saveButtons('text', 'What was drafted, what was kept'));
   for (const chart of CHARTS) $('h3', chart.box.parentElement).after(saveButtons(chart.name, look(chart).title));
 }
 

@@ -69,11 +69,13 @@ function stepGist(step) {
   if (!step.drafted.length && step.num_drafted) return `${head}: the server drafted ${countedInWords(step.num_drafted, 'token')} and kept ${inWords(step.num_accepted)}. ${out}`;
   if (!step.drafted.length) return `${head} had no draft. ${out}`;
   const shape = isTreeStep(step.drafted) ? ` as a tree, ${countedInWords(Math.max(...placesOf(step.drafted)) + 1, 'place')} deep` : '';
-  const fates = [['accepted', 'kept'], ['rejected', 'refused'], ['discarded', 'never tested']]
+  const fates = [['accepted', 'kept'], ['rejected', 'refused'], ['discarded', step.drafted.some(isOfBlock) ? 'behind the refusal' : 'never tested']]
     .map(([fate, said]) => [withFate(step, fate).length, said]).filter(([number]) => number)
     .map(([number, said]) => `${inWords(number)} ${were(number)} ${said}`);
   const said = fates.length === 1 && step.drafted.length > 1 ? fates[0].replace(/^\S+/, 'all') : fates.join(', ');
-  return `${head} offered ${countedInWords(step.drafted.length, 'token')}${shape}. ${capital(said)}. ${out}`;
+  const byToken = keptByToken(step);
+  const block = byToken == null ? '' : ` They were judged as a block; token by token the same coins would have kept ${byToken === step.num_accepted ? 'as many' : byToken ? inWords(byToken) : 'none'}.`;
+  return `${head} offered ${countedInWords(step.drafted.length, 'token')}${shape}. ${capital(said)}.${block} ${out}`;
 }
 
 const workWords = (work) => (work === 1 ? 'one pass of the target' : `the work of ${Number.isInteger(work) ? inWords(work) : whole(work)} passes of the target`);
@@ -81,6 +83,7 @@ const workWords = (work) => (work === 1 ? 'one pass of the target' : `the work o
 /** The verdict on one drafted token, with its reason. */
 function verdictWords(token, step) {
   const kept = token.fate === 'accepted';
+  if (isOfBlock(token)) return blockVerdict(token);
   if (token.fate === 'discarded') return `Never tested${whyUntested(token, step)}.`;
   if (hasCoin(token)) {
     const [chance, toss] = [fixed(token.accept_prob, 2), fixed(token.coin, 2)];

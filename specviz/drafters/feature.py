@@ -17,7 +17,7 @@ from torch import Tensor
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.context_head import ContextHead
-from specviz.drafters.feature_head import EagleParts, FeatureParts, FusedParts
+from specviz.drafters.feature_head import Eagle3Parts, EagleParts, FeatureParts, FusedParts
 from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
 from specviz.events import DraftNote
@@ -28,10 +28,13 @@ from specviz.models.session import PREFILL_ROWS, Session
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, penalise, probabilities, spread
 
-__all__ = ["EAGLE", "FeatureDrafter", "read_parts"]
+__all__ = ["EAGLE", "EAGLE_3", "FeatureDrafter", "read_parts"]
 
 EAGLE = "eagle"
-"""What a manifest says under "parts" where an EAGLE head of other people was taken over."""
+"""What a manifest says under "parts" where an EAGLE-1 or EAGLE-2 head of other people was taken over."""
+
+EAGLE_3 = "eagle-3"
+"""The same of an EAGLE-3 head."""
 
 
 def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
@@ -45,17 +48,34 @@ def read_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
         size = trained.model.get_input_embeddings().weight.shape[1]
         bias = _part(trained, "fc.bias", (size,)) if "fc.bias" in trained.extra else None
         return EagleParts(_part(trained, "fc.weight", (size, 2 * size)), bias), ()
+    if kind == EAGLE_3:
+        return _eagle_3_parts(trained)
     if kind:
         raise ModelLoadError(f"The feature head has parts of the kind {str(kind)[:40]!r}, which are not known here.")
-    taps = trained.about.get("taps")
+    taps = _taps(trained)
     size = trained.model.get_input_embeddings().weight.shape[1]
+    fuse, mix = _part(trained, "fuse", (size, (len(taps) + 1) * size)), _part(trained, "mix", (size, 2 * size))
+    return FusedParts(fuse, mix).requires_grad_(False), taps
+
+
+def _eagle_3_parts(trained: TrainedDraft) -> tuple[FeatureParts, tuple[int, ...]]:
+    taps, size = _taps(trained), trained.model.get_input_embeddings().weight.shape[1]
+    norms = {"input_norm": (len(taps) * size,), "fc_norm": (len(taps), size)}  # a head has one of them at most
+    norm = next((_part(trained, name, shape) for name, shape in norms.items() if name in trained.extra), None)
+    output_norm = trained.model.model.norm.weight if trained.about.get("norm_output") is True else None
+    fuse = _part(trained, "fc.weight", (size, len(taps) * size))
+    return Eagle3Parts(fuse, norm, output_norm, float(trained.model.config.rms_norm_eps)), taps
+
+
+def _taps(trained: TrainedDraft) -> tuple[int, ...]:
+    """After how many of the target's layers the head reads a state, ascending."""
+    taps = trained.about.get("taps")
     num_layers = trained.about.get("target_layers")
     if not isinstance(taps, list) or not all(type(tap) is int and tap >= 1 for tap in taps):
         raise ModelLoadError("The feature head does not say which of the target's layers it reads.")
     if type(num_layers) is not int or sorted(set(taps)) != taps or any(tap >= num_layers for tap in taps):
         raise ModelLoadError("The feature head reads layers that this target does not have.")
-    fuse, mix = _part(trained, "fuse", (size, (len(taps) + 1) * size)), _part(trained, "mix", (size, 2 * size))
-    return FusedParts(fuse, mix).requires_grad_(False), tuple(taps)
+    return tuple(taps)
 
 
 def _part(trained: TrainedDraft, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -182,7 +202,7 @@ class FeatureDrafter:
                 probs.append(q)
             if len(drafted) == max_tokens or sure < self._stop_below:
                 break
-            x = self._parts.enter(self._decoder.embed(self._ids([token])), state[None])
+            x = self._parts.enter(self._decoder.embed(self._ids([token])), self._parts.follow(state[None]))
             ahead = len(drafted) - 1
             state = self._pass(x, [self._read + ahead], ahead, None)[0]
         note = self._note([1] * len(drafted))
@@ -274,7 +294,8 @@ class FeatureDrafter:
         """
         assert self._behind is not None
         before = torch.stack([self._behind if parents[node] == -1 else states[parents[node]] for node in level])
-        x = self._parts.enter(self._decoder.embed(self._ids([tokens[node] for node in level])), before)
+        embedding = self._decoder.embed(self._ids([tokens[node] for node in level]))
+        x = self._parts.enter(embedding, self._parts.follow(before))
         seen = self._tree_mask(level, list(states), parents)
         behind = self._pass(x, [self._read + depth - 1] * len(level), len(states), seen)
         states.update(zip(level, behind, strict=True))

@@ -5,7 +5,8 @@ last one) with the embedding of token t + 1; the layer makes of it what predicts
 the layer's own output takes the place of the target's states. Heads that others trained do so in their own way.
 
 Source: Li et al. (2024), EAGLE, arXiv 2401.15077, section 4; states of several layers and training on the head's own
-outputs from EAGLE-3, arXiv 2503.01840, section 3. EagleParts as in SafeAILab/EAGLE, eagle/model/cnets1.py.
+outputs from EAGLE-3, arXiv 2503.01840, section 3. EagleParts as in SafeAILab/EAGLE, eagle/model/cnets1.py; Eagle3Parts
+as in its cnets.py and in vllm-project/speculators, src/speculators/models/eagle3/core.py, commit c05b95b3.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
-__all__ = ["EagleParts", "FeatureParts", "FusedParts", "fresh_parts"]
+__all__ = ["Eagle3Parts", "EagleParts", "FeatureParts", "FusedParts", "fresh_parts"]
 
 _EPS = 1e-5
 
@@ -28,8 +29,12 @@ class FeatureParts(torch.nn.Module):
 
     def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
         """[..., d_model] embedding of a token and state behind its predecessor to [..., d_model], the layer's input.
-        That state is from `begin`, or the layer's own output."""
+        That state is from `begin` or `follow`."""
         raise NotImplementedError
+
+    def follow(self, state: Tensor) -> Tensor:
+        """[..., d_model] the layer's own output, to what the next drafted token is read with."""
+        return state
 
 
 class FusedParts(FeatureParts):
@@ -75,6 +80,41 @@ class EagleParts(FeatureParts):
 
     def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
         return linear(torch.cat((embedding, state), -1), self.mix, self.bias)
+
+
+class Eagle3Parts(FeatureParts):
+    """EAGLE-3: the target's states behind k of its layers fused into one; the last is not read. The layer takes a pair.
+
+    fuse: [d_model, k d_model]. norm: over the states before they are fused, [k d_model] over all of them or
+    [k, d_model] over each, or None. output_norm: [d_model], over what the layer hands back to itself (speculators call
+    it EAGLE 3.1), or None. eps: of these norms.
+    """
+
+    fuse: Tensor
+    norm: Tensor | None
+    output_norm: Tensor | None
+
+    def __init__(self, fuse: Tensor, norm: Tensor | None, output_norm: Tensor | None, eps: float) -> None:
+        super().__init__()
+        self.register_buffer("fuse", fuse)
+        self.register_buffer("norm", norm)
+        self.register_buffer("output_norm", output_norm)
+        self.eps = eps
+
+    def begin(self, states: Tensor) -> Tensor:
+        x = states[..., :-1, :]
+        if self.norm is not None:
+            x = x.reshape(*x.shape[:-2], *self.norm.shape)
+            x = rms_norm(x, x.shape[-1:], eps=self.eps) * self.norm
+        return linear(x.reshape(*states.shape[:-2], -1), self.fuse)
+
+    def enter(self, embedding: Tensor, state: Tensor) -> Tensor:
+        return torch.cat((embedding, state), -1)
+
+    def follow(self, state: Tensor) -> Tensor:
+        if self.output_norm is None:
+            return state
+        return rms_norm(state, state.shape[-1:], self.output_norm, eps=self.eps)
 
 
 def _normed(x: Tensor) -> Tensor:

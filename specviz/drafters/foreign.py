@@ -6,14 +6,10 @@ Names may begin with `medusa_head.`, as they do inside a whole model (Medusa-2),
 `blocks.0.layers.1.weight` and `lm_heads.0.weight`. Heads are counted in the file, not in config.json: the authors' own
 says 2 where the file has 5.
 
-EAGLE-1 and EAGLE-2 heads, by their authors: `fc.weight` [d_model, 2 d_model], perhaps `fc.bias`, and Llama layers
-`layers.0.…` of the form that config.json names. The first has no norm before its attention, and none stands behind the
-last: its output is projected by the target's own output layer, and is the state that the next token is drafted from.
-speculators' copies say `fusion_fc.weight` and `transformer.…`. EAGLE-3 heads are refused with the reason.
+EAGLE heads: see `specviz.drafters.foreign_eagle`.
 
-Source: FasterDecoding/Medusa, medusa/model/medusa_model.py and medusa_model_legacy.py, commit e2a5d20; SafeAILab/EAGLE,
-eagle/model/cnets1.py (1 and 2, commit cb7e084), configs.py and cnets.py (3); vllm/model_executor/models/medusa.py,
-llama_eagle.py, llama_eagle3.py; speculators, convert/converters/eagle.py and models/eagle.py.
+Source: FasterDecoding/Medusa, medusa/model/medusa_model.py and medusa_model_legacy.py, commit e2a5d20;
+vllm/model_executor/models/medusa.py.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ import json
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -33,19 +29,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specviz.drafters.feature import EAGLE
+from specviz.drafters.feature import FeatureDrafter
+from specviz.drafters.foreign_eagle import is_eagle, is_eagle_3, target_sizes, write_eagle, write_eagle_3
 from specviz.drafters.medusa import MANIFEST, Heads, MedusaDrafter, build_heads, check_sizes, save_heads
 from specviz.errors import ConfigError, ModelLoadError
 from specviz.models.catalog import ModelPair, get_pair
 from specviz.models.convert import Progress
 from specviz.models.fetch import fetch_pair, part_folder, silent
 from specviz.models.stored import own_folder
-from specviz.models.trunk import FORM, config_refusal, trunk_shapes, write_trunk
 from specviz.models.trunk import MANIFEST as TRUNK_MANIFEST
 
 __all__ = ["FEATURE", "Kind", "import_draft", "recognise"]
 
-FEATURE = "feature"
+FEATURE = FeatureDrafter.name
 """The method that EAGLE heads draft for."""
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors", "pytorch_model*.bin")
@@ -56,9 +52,8 @@ _BLOCK = re.compile(_PREFIX + r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(
 _OUTPUT = re.compile(_PREFIX + r"(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight")
 _BACKBONE = re.compile(r"(model|lm_head)\..+")
 
-_EAGLE_LACKS = ("layers.1.input_layernorm", "norm")
-_ROTARY = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\..+")
-"""Tables that older libraries saved; they are made anew from config.json."""
+
+Writer = Callable[[Path, Mapping[str, Tensor], Mapping[str, Any], Any, str], list[Path]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +62,14 @@ class Kind:
 
     name: for a sentence, as in "Medusa heads". method: what it would draft for, "" where that cannot be told.
     refusal: why this version cannot use it, in a sentence; "" if it can.
+    write: puts what it holds into our layout: (folder, tensors, config.json, the target's configuration, the name of
+        the model that it was trained on) to the files.
     """
 
     name: str
     method: str = ""
     refusal: str = ""
+    write: Writer | None = field(default=None, compare=False)
 
 
 def recognise(folder: Path) -> Kind:
@@ -117,7 +115,7 @@ def import_draft(
     tensors, config = _read(folder), _config(folder)
     base = _base(config)
     part = out.with_name(f".{out.name}-partial")
-    write = _write_eagle if kind.method == FEATURE else _write_medusa
+    write = kind.write or _write_medusa
     try:  # a killed import leaves nothing that a run would find
         shutil.rmtree(part, ignore_errors=True)
         report(f"Writing {kind.name}", None)
@@ -147,14 +145,13 @@ def _kind(tensors: Mapping[str, Tensor]) -> Kind:
     if any(name.startswith("hydra_") for name in names):
         why = "These are Hydra heads: each also reads the tokens drafted before it, which this version does not run."
         return Kind("Hydra heads", "", why)
-    if "d2t" in names or any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) for name in names):
-        why = (
-            "This is an EAGLE-3 head: its attention reads embedding and state side by side (2 d_model), which this "
-            "version does not run."
-        )
-        return Kind("an EAGLE-3 head", FEATURE, why)
-    if names & {"fc.weight", "fusion_fc.weight"} and any("self_attn.q_proj." in name for name in names):
-        return Kind("an EAGLE-1 or EAGLE-2 head", FEATURE)  # their weights are alike
+    if "mask_hidden" in names:
+        why = "This EAGLE head drafts all its tokens in one pass (P-EAGLE), which this version does not run."
+        return Kind("a P-EAGLE head", FEATURE, why)
+    if is_eagle_3(names):
+        return Kind("an EAGLE-3 head", FEATURE, write=write_eagle_3)
+    if is_eagle(names):
+        return Kind("an EAGLE-1 or EAGLE-2 head", FEATURE, write=write_eagle)  # their weights are alike
     if "embed_tokens.weight" in names:
         return Kind("a whole model", "", "This is a whole model without heads on it; only heads are imported.")
     some = ", ".join(repr(key[:60]) for key in sorted(tensors)[:3]) or "none"
@@ -165,97 +162,9 @@ def _kind(tensors: Mapping[str, Tensor]) -> Kind:
 def _write_medusa(
     folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: Any, base: str
 ) -> list[Path]:
-    hidden_size, vocab_size = _sizes(target)
+    hidden_size, vocab_size = target_sizes(target)
     heads = _heads(tensors, hidden_size, vocab_size, shared=config.get("original_lm_head") is True)
     return save_heads(folder, heads, hidden_size=hidden_size, vocab_size=vocab_size, target=base, max_bytes=None)
-
-
-def _write_eagle(
-    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: Any, base: str
-) -> list[Path]:
-    """The layers as a trunk that proposes from the whole vocabulary, and `fc` beside it."""
-    refusal = config_refusal(target)
-    if refusal:
-        raise ModelLoadError(refusal)
-    sizes = _sizes(target)
-    renamed = {_eagle_name(key): tensor for key, tensor in tensors.items()}
-    renamed = {key: tensor for key, tensor in renamed.items() if not _ROTARY.fullmatch(key)}
-    form = _eagle_form(config, renamed, sizes)
-    num_layers = max(1, len({key.split(".")[1] for key in renamed if key.startswith("layers.")}))
-    shapes = {_shifted(key, -1): shape for key, shape in trunk_shapes(form, num_layers, _EAGLE_LACKS).items()}
-    found = _eagle_tensors(renamed, shapes, *sizes)
-    about = {
-        "method": FEATURE,
-        "parts": EAGLE,
-        "target": base,
-        "source": "imported",
-        "form": form,
-        "lacks": list(_EAGLE_LACKS),
-    }
-    ids = torch.arange(sizes[1])
-    return write_trunk(folder, {_shifted(key, 1): tensor for key, tensor in found.items()}, num_layers, ids, about)
-
-
-def _eagle_form(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], sizes: tuple[int, int]
-) -> dict[str, int | float | str | dict[str, Any]]:
-    """The settings of the layers. What config.json leaves out is Llama's default, there as here.
-
-    Raises:
-        ModelLoadError: there are no settings, or they are of another target's size.
-    """
-    inner = config.get("transformer_layer_config", config)  # speculators keep them there
-    if not isinstance(inner, dict) or not inner:
-        raise ModelLoadError("The EAGLE head has no config.json, and its weights do not tell how many heads they make.")
-    form = {"hidden_size": 4096} | {key: inner[key] for key in sorted(FORM) if inner.get(key) is not None}
-    theirs = form["hidden_size"], inner.get("vocab_size", 32000)
-    for name, found, needed in zip(("hidden size", "vocabulary"), theirs, sizes, strict=True):
-        if found != needed:
-            raise ModelLoadError(
-                f"The EAGLE head was made for a target with {name} {found!r:.20}, and this one has {needed}. "
-                "Heads fit the one model they were trained on."
-            )
-    return form | {"attention_bias": "layers.0.self_attn.q_proj.bias" in tensors}
-
-
-def _eagle_tensors(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], hidden_size: int, vocab_size: int
-) -> dict[str, Tensor]:
-    """Those of the layers, which have to be of these shapes, and of `fc`. Names as with the authors."""
-    left = dict(tensors)
-    perhaps = {"fc.bias": (hidden_size,), "embed_tokens.weight": (vocab_size, hidden_size)}
-    shapes = {**shapes, "fc.weight": (hidden_size, 2 * hidden_size)}
-    shapes |= {key: shape for key, shape in perhaps.items() if key in left}
-    for key in shapes:  # heads of Qwen2 have biases on three projections, Llama on the fourth as well
-        if key.endswith("o_proj.bias"):
-            left.setdefault(key, torch.zeros(hidden_size))
-    found = {}
-    for key, shape in shapes.items():
-        tensor = left.pop(key, None)
-        if tensor is None:
-            raise ModelLoadError(f"The EAGLE head lacks {key}.")
-        if not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise ModelLoadError(f"The EAGLE head holds {key} as {kind}; quantized heads are not read.")
-        if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"The EAGLE head holds {key} of shape {tuple(tensor.shape)}; needed is {shape}.")
-        found[key] = tensor
-    if left:
-        raise ModelLoadError(f"The EAGLE head holds a tensor that its layout does not have: {min(left)[:80]!r}.")
-    found.pop("embed_tokens.weight", None)  # a copy of the target's own, which is read instead
-    return found
-
-
-def _eagle_name(key: str) -> str:
-    """The authors' name of a tensor of vLLM or of speculators."""
-    key = key.removeprefix("model.")
-    key = re.sub(r"^transformer\.", "layers.0.", key)
-    return re.sub(r"^fusion_fc\.", "fc.", key)
-
-
-def _shifted(key: str, by: int) -> str:
-    """Layers are counted from 0 there and from 1 here."""
-    return re.sub(r"^layers\.(\d+)", lambda found: f"layers.{int(found[1]) + by}", key)
 
 
 def _heads(tensors: Mapping[str, Tensor], hidden_size: int, vocab_size: int, *, shared: bool) -> Heads:
@@ -325,12 +234,6 @@ def _target_config(pair: ModelPair, report: Progress) -> Any:
 
     fetch_pair(pair, progress=report)
     return AutoConfig.from_pretrained(part_folder(pair, "target"), local_files_only=True, trust_remote_code=False)
-
-
-def _sizes(target: Any) -> tuple[int, int]:
-    """(d_model, rows of the output layer) of a target, from its configuration."""
-    text = target.get_text_config(decoder=True)
-    return int(text.hidden_size), int(text.vocab_size)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

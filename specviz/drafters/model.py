@@ -1,6 +1,7 @@
 """A smaller or coarser language model drafts, one token after the other.
 
-Source: Leviathan, Kalman, Matias (2023), arXiv 2211.17192; Chen et al. (2023), arXiv 2302.01318.
+Source: Leviathan, Kalman, Matias (2023), arXiv 2211.17192; Chen et al. (2023), arXiv 2302.01318. A draft with another
+tokenizer: see `specviz.drafters.translation`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.drafters.translation import Translation
 from specviz.events import DraftNote
 from specviz.models.session import Session
 from specviz.models.windows import check_croppable
@@ -21,8 +23,12 @@ from specviz.sampling import choose, draw, own_probability, probabilities, sprea
 __all__ = ["ModelDrafter"]
 
 
+_LONGEST = 4
+"""How many of the draft's tokens a token of another tokenizer is given room for, on average."""
+
+
 class ModelDrafter:
-    """Any causal LM with the target's vocabulary: the pair's own draft, or a quantized copy of the target.
+    """Any causal LM: the pair's own draft, or a quantized copy of the target.
 
     Its cache holds some prefix of the text. Before drafting it is rolled back to what still agrees and fed what is
     missing: one token after a refusal, two after a full acceptance, more after steps without a draft.
@@ -39,6 +45,7 @@ class ModelDrafter:
         max_new_tokens: int,
         stop_below: float = 0.0,
         notes: tuple[str, ...] = (),
+        translation: Translation | None = None,
     ) -> None:
         """
         Args:
@@ -46,6 +53,7 @@ class ModelDrafter:
             max_new_tokens: bounds the cache.
             stop_below: drafting stops behind a token whose q is under this. The token itself is still proposed:
                 dropping it would make the rest a biased choice.
+            translation: for a draft with another tokenizer than the target's.
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back, whatever the prompt.
         """
@@ -55,13 +63,15 @@ class ModelDrafter:
         self._model = model
         self._vocab_size = vocab_size
         self._output_ids: Tensor | None = getattr(model, "output_ids", None)  # of a trained draft, see models.trunk
+        self._translation = translation
         self._max_new_tokens = max_new_tokens
         self._stop_below = stop_below
         config = model.config.get_text_config(decoder=True)
         self._num_known = int(config.vocab_size)
         self._max_context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        self._room = self._max_context
         self._session: Session | None = None
-        self._fed: list[int] = []
+        self._fed: list[int] = []  # in the draft's own tokens
 
     @property
     def num_bytes(self) -> int:
@@ -69,20 +79,25 @@ class ModelDrafter:
 
     def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
-        capacity = min(len(prompt_ids) + self._max_new_tokens, self._max_context)
+        text = self._readable(prompt_ids)
+        longest = 1 if self._translation is None else _LONGEST
+        capacity = self._room = min(len(text) + longest * self._max_new_tokens, self._max_context)
         self._session = Session(self._model, capacity=capacity)
-        if 1 < len(prompt_ids) <= self._max_context:
-            self._fed = list(prompt_ids[:-1])
-            self._session.extend(self._readable(self._fed))
+        if 1 < len(text) <= self._max_context:
+            self._fed = text[:-1]
+            self._session.extend(self._fed)
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
         assert self._session is not None, "reset comes first"
         ids = list(context.token_ids)
-        max_tokens = min(max_tokens, self._max_context - len(ids))
+        text = self._readable(ids)
+        if not text:
+            return Proposal.empty(DraftNote("model", "the draft cannot read this text"))
+        max_tokens = min(max_tokens, self._max_context - len(text), self._room - len(text) + 1)
         if max_tokens < 1:
-            note = f"the draft reads {self._max_context} tokens at most: the target goes on alone"
+            note = f"the draft reads {self._room} tokens at most: the target goes on alone"
             return Proposal.empty(DraftNote("model", note))
-        logits = self._catch_up(ids)
+        logits = self._catch_up(text)
         drafted: list[int] = []
         probs: list[Tensor] = []
         confidence: list[float] = []
@@ -92,8 +107,9 @@ class ModelDrafter:
             ids.append(token)
             if len(drafted) == max_tokens or confidence[-1] < self._stop_below:
                 break
-            self._fed.append(token)
-            logits = self._aligned(self._session.extend([token])[0])
+            read = self._readable([token])
+            self._fed += read
+            logits = self._aligned(self._session.extend(read)[0])
         return Proposal.chain(drafted, torch.stack(probs) if probs else None, confidence, DraftNote("model"))
 
     def observe(self, outcome: Outcome) -> None:
@@ -105,20 +121,23 @@ class ModelDrafter:
         self._session = None
         self._fed = []
 
-    def _catch_up(self, ids: list[int]) -> Tensor:
-        """Roll back to the common prefix with `ids`, feed the rest, return the logits behind the last token."""
+    def _catch_up(self, text: list[int]) -> Tensor:
+        """Roll back to the common prefix with `text`, feed the rest, return the logits behind the last token."""
         assert self._session is not None
         same = 0
-        for mine, theirs in zip(self._fed, ids[:-1], strict=False):
+        for mine, theirs in zip(self._fed, text[:-1], strict=False):
             if mine != theirs:
                 break
             same += 1
         self._session.roll_back(same)
-        self._fed = ids[:]
-        return self._aligned(self._session.extend(self._readable(ids[same:]))[0])
+        self._fed = text[:]
+        return self._aligned(self._session.extend(text[same:])[0])
 
-    def _readable(self, ids: list[int]) -> list[int]:
-        """The ids with those that the draft has no row for replaced: it guesses worse behind them, and goes on."""
+    def _readable(self, ids: Sequence[int]) -> list[int]:
+        """The ids in the draft's own tokens, where it has others. Ids without a row are replaced: it guesses worse
+        behind them, and goes on."""
+        if self._translation is not None:
+            return [own for token in ids for own in self._translation.read(token)]
         return [token if token < self._num_known else 0 for token in ids]
 
     def _pick(
@@ -143,4 +162,7 @@ class ModelDrafter:
 
     def _aligned(self, logits: Tensor) -> Tensor:
         """[vocab] logits over the ids the tokenizer knows: padding rows cut off, missing rows never drawn."""
+        if self._translation is not None:
+            shared = logits[self._translation.draft_ids.to(logits.device)]
+            return spread(shared, self._translation.target_ids, self._vocab_size)
         return spread(logits, self._output_ids, self._vocab_size)

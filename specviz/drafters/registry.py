@@ -19,6 +19,8 @@ from specviz.drafters.ngram_table import MIN_COUNT, NgramTableDrafter, load_for
 from specviz.drafters.options import Option
 from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
+from specviz.drafters.suffix import SUFFIX_OPTIONS, SuffixDrafter, load_index, read_suffix_tree
+from specviz.drafters.translation import translation_for
 from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
@@ -42,6 +44,7 @@ class Method:
     build: a drafter for one run, and which model drafts, if one does. It finds the method's own settings, checked and
         complete, in `config.options`.
     options: those settings. doubts: whether it has probabilities of its own, by which drafting can stop early.
+    draws: whether sampled runs draft chains that are drawn, which can be verified as a block; None where they never do.
     check: reads settings that are texts of a form of their own; raises ConfigError.
     """
 
@@ -54,6 +57,7 @@ class Method:
     options: tuple[Option, ...] = ()
     is_chain: Callable[[RunConfig, LoadedPair], bool] | None = None
     doubts: bool = False
+    draws: Callable[[RunConfig, LoadedPair], bool] | None = None
     check: Callable[[RunConfig], object] | None = None
 
     def word(self, config: RunConfig, loaded: LoadedPair) -> Exactness:
@@ -61,6 +65,10 @@ class Method:
         if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config, loaded):
             return "lossless"
         return self.exactness
+
+    def draws_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
+        """Whether sampled drafts are, now and then at least, chains drawn from q."""
+        return self.draws is not None and self.draws(config, loaded)
 
     def refusal(self, loaded: LoadedPair) -> str | None:
         """Why this method cannot run on this pair, in a sentence; None if it can."""
@@ -95,13 +103,22 @@ class Method:
 def _model_draft(name: str, *, copy: bool) -> Callable[[LoadedPair, RunConfig], Built]:
     def build(loaded: LoadedPair, config: RunConfig) -> Built:
         model, info = loaded.draft_model(config.draft_quant, copy=copy)
+        notes = loaded.draft_extra.notes if loaded.draft_extra else ()
+        translation = None
+        if loaded.draft_tokenizer is not None:
+            translation = translation_for(model, loaded.tokenizer, loaded.draft_tokenizer, loaded.vocab_size)
+            notes += (
+                f"The draft has a tokenizer of its own and knows {translation.share:.0%} of the target's tokens: only "
+                "these are drafted.",
+            )
         return ModelDrafter(
             name,
             model,
             vocab_size=loaded.vocab_size,
             max_new_tokens=config.max_new_tokens,
             stop_below=config.stop_below,
-            notes=loaded.draft_extra.notes if loaded.draft_extra else (),
+            notes=notes,
+            translation=translation,
         ), info
 
     return build
@@ -134,6 +151,25 @@ def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
 def _ngram_table(loaded: LoadedPair, config: RunConfig) -> Built:
     table, info, notes = load_for(loaded)
     return NgramTableDrafter(table, **config.options, stop_below=config.stop_below, notes=notes), info
+
+
+def _suffix(loaded: LoadedPair, config: RunConfig) -> Built:
+    """The pair's index where it has one; without one the run alone is searched."""
+    settings = {option.name: option.default for option in SUFFIX_OPTIONS} | config.options
+    shape = read_suffix_tree(str(settings.pop(TREE.name)))
+    found = load_index(loaded) if settings["sources"] != "run" else None
+    if found is None and settings["sources"] == "answers":
+        raise ConfigError(
+            f"The pair {loaded.pair.name} has no suffix index. Make one with `python -m specviz train suffix --pair "
+            f"{loaded.pair.name} --corpus FILE`, or choose --sources run."
+        )
+    index, info, notes = found or (None, None, ())
+    if found is None and settings["sources"] == "both":
+        notes = (f"The pair {loaded.pair.name} has no suffix index, so this run alone is searched.",)
+    name_of = token_names(loaded.tokenizer)
+    return SuffixDrafter(
+        index, shape=shape, **settings, stop_below=config.stop_below, name_of=name_of, notes=notes
+    ), info
 
 
 _CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
@@ -189,6 +225,11 @@ def _cascades_in_chains(config: RunConfig, loaded: LoadedPair) -> bool:
     return _fallback(loaded, config) != "feature" or _is_chain(_as_feature(config), loaded)
 
 
+def _cascade_draws(config: RunConfig, loaded: LoadedPair) -> bool:
+    fallback = _fallback(loaded, config)
+    return fallback != "none" and get_method(fallback).draws_chains(_as_feature(config), loaded)
+
+
 def _as_feature(config: RunConfig) -> RunConfig:
     """The settings with which a cascade's feature head drafts."""
     tree = str(config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default))
@@ -204,6 +245,10 @@ def _early_exit(loaded: LoadedPair, config: RunConfig) -> Built:
     return EarlyExitDrafter(
         exit_layer, num_layers, vocab_size=vocab_size, eos_ids=eos_ids, stop_below=config.stop_below
     ), None
+
+
+def _always(*_: object) -> bool:
+    return True
 
 
 def _tree(config: RunConfig) -> Tree:
@@ -256,6 +301,18 @@ METHODS: dict[str, Method] = {
             doubts=True,
         ),
         Method(
+            "suffix",
+            "Suffix decoding",
+            "Continues as this run, or answers of the target read beforehand, most often did, as far as is likely.",
+            "exact",
+            _suffix,
+            SuffixDrafter.needs,
+            SUFFIX_OPTIONS,
+            lambda config, _: read_suffix_tree(_tree_words(config)) is None,
+            doubts=True,
+            check=lambda config: read_suffix_tree(_tree_words(config)),
+        ),
+        Method(
             "cascade",
             "Cascade",
             "Prompt lookup where enough words match, else a draft trained for the pair, else the n-gram table.",
@@ -264,6 +321,7 @@ METHODS: dict[str, Method] = {
             CascadeDrafter.needs,
             _CASCADE_OPTIONS,
             _cascades_in_chains,
+            draws=_cascade_draws,
             check=lambda config: _shape(_as_feature(config)),
         ),
         Method(
@@ -303,6 +361,7 @@ METHODS: dict[str, Method] = {
             (FEATURE_TREE,),
             _is_chain,
             doubts=True,
+            draws=_is_chain,
             check=_shape,
         ),
         Method(
@@ -314,6 +373,7 @@ METHODS: dict[str, Method] = {
             EarlyExitDrafter.needs,
             (EXIT_LAYER,),
             doubts=True,
+            draws=_always,
         ),
         Method(
             "quantized-copy",
@@ -323,6 +383,7 @@ METHODS: dict[str, Method] = {
             _model_draft("quantized-copy", copy=True),
             frozenset({Need.SAME_TOKENIZER}),
             doubts=True,
+            draws=_always,
         ),
         Method(
             "draft-model",
@@ -332,6 +393,7 @@ METHODS: dict[str, Method] = {
             _model_draft("draft-model", copy=False),
             frozenset({Need.SAME_TOKENIZER, Need.DRAFT}),
             doubts=True,
+            draws=_always,
         ),
     )
 }

@@ -24,7 +24,7 @@ def add_lab_command(commands: Any, progress: Callable[[], Line]) -> None:
         description="Measure draft length, passes, memory, precision, context and exactness of one pair and method. "
         "Each prints its answer; --csv and --record write files.",
     )
-    only = "comma-separated: gamma, passes, memory, precision, length, greedy, sampling (default: all)"
+    only = "comma-separated: gamma, passes, memory, precision, length, greedy, sampling, rules (default: all)"
     parser.add_argument("--only", default="", metavar="NAMES", help=only)
     parser.add_argument("--pair", default="smollm2-135m", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")

@@ -11,6 +11,7 @@ from specviz.lab.length import measure_length
 from specviz.lab.memory import measure_memory
 from specviz.lab.passes import measure_passes_by_rows
 from specviz.lab.precision import measure_precision
+from specviz.lab.rules import measure_rules
 from specviz.lab.sampling import measure_sampling
 
 __all__ = ["EXPERIMENTS", "Experiment"]
@@ -70,6 +71,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Sampled: the same distribution?",
             "Many answers of two tokens, against the target’s own probabilities for them.",
             measure_sampling,
+        ),
+        Experiment(
+            "rules",
+            "Token by token, or as a block",
+            "Three sampled runs; each draft is weighed under both lossless rules, so that only the rule differs.",
+            measure_rules,
         ),
     )
 }

@@ -41,6 +41,7 @@ def measure_length(engine: SpeculativeGenerator, ask: Ask, check: Check) -> Iter
     if Need.SAME_TOKENIZER in method.needs and method.refusal(loaded) is None:
         yield Report("Loading the draft model", 0.0)
         draft, _ = loaded.draft_model(ask.config.draft_quant, copy=method.name == "quantized-copy")
+        loaded.refuse_other_tokens("Measuring along the context")
         models.append(("draft", draft, (1,)))
     room = loaded.max_context - rows
     contexts = [context for context in contexts_for(room) if context > 0]

@@ -56,6 +56,7 @@ def measure_precision(engine: SpeculativeGenerator, ask: Ask, check: Check) -> I
     through = breaking_off(check)
     yield Report("Loading the draft", 0.0)
     _, in_use = loaded.draft_model(config.draft_quant, copy=is_copy)
+    loaded.refuse_other_tokens("Comparing a draft's formats")
     yield Report("The target answers, for drafts to be compared with", 0.0)
     greedy = RunConfig("plain", gamma=0, max_new_tokens=config.max_new_tokens)
     answer = _last(through(engine.stream(ids, greedy))).token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from specviz.config import APPROXIMATE_RULES
 from specviz.lab.experiment import Finding
 from specviz.lab.gamma import as_good, best_of
 from specviz.models.exactness import MAX_EXACT_COST
@@ -199,7 +200,7 @@ def _sampling(finding: Finding) -> tuple[str, str]:
     total, p = facts["num_samples"], facts["p_value"]
     if p is None:
         return "Nothing to test: one outcome has nearly all the probability.", "Raise the temperature, then test again."
-    approximate = facts["verify"] != "auto"
+    approximate = facts["verify"] in APPROXIMATE_RULES
     number = f"p = {p:.2g}" if p < DOUBTFUL else f"p = {p:.2f}"
     if p < HOPELESS:
         headline = f"Another distribution than the target’s: {number}. This is not chance."
@@ -220,6 +221,25 @@ def _sampling(finding: Finding) -> tuple[str, str]:
     return headline, rest
 
 
+def _rules(finding: Finding) -> tuple[str, str]:
+    facts = finding.facts
+    token, block, n = facts["token"], facts["block"], facts["num_drafts"]
+    gain = 100 * (block / token - 1.0) if token > 0 else 0.0
+    if gain < 0.05:
+        headline = f"No difference here: {block:.2f} drafted tokens are kept a step under either rule."
+    else:
+        headline = (
+            f"As a block {block:.2f} drafted tokens are kept a step, token by token {token:.2f}: {gain:.1f} % more."
+        )
+    rest = (
+        f"Means over {n:,} drafts, weighed with the same p and q: no coin decides. In {facts['num_better']:,} of them "
+        "the block is worth more, in the others as much. With the target’s own token a step writes "
+        f"{1 + block:.2f} against {1 + token:.2f}. What is neither draft nor check, this rule included, took "
+        f"{100 * facts['other_share']:.1f} % of the time."
+    )
+    return headline, rest
+
+
 _ANSWERS: dict[str, Callable[[Finding], tuple[str, str]]] = {
     "gamma": _gamma,
     "passes": _passes,
@@ -228,6 +248,7 @@ _ANSWERS: dict[str, Callable[[Finding], tuple[str, str]]] = {
     "length": _length,
     "greedy": _greedy,
     "sampling": _sampling,
+    "rules": _rules,
 }
 
 

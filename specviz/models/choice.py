@@ -19,7 +19,10 @@ def add_pair_flags(parser: argparse.ArgumentParser) -> None:
     form = "a folder with config.json, tokenizer and safetensors, or owner/name or owner/name@revision of the Hub"
     parser.add_argument("--target", metavar="MODEL", default="", help=f"your own in place of --pair: {form}")
     parser.add_argument(
-        "--draft", metavar="MODEL", default="", help="a draft model of your own with the same tokenizer, for --target"
+        "--draft",
+        metavar="MODEL",
+        default="",
+        help="a draft model of your own, best one with the same tokenizer, for --target",
     )
 
 

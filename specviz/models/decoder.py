@@ -81,7 +81,7 @@ def decoder_for(model: Any) -> Decoder:
     """The fastest decoder that knows this model; the same one for every run, freed with the model."""
     found = _decoders.get(model)
     if found is None:
-        lean = os.environ.get("SPECVIZ_LEAN", "1") != "0" and LeanDecoder.knows(model)
+        lean = LeanDecoder.knows(model) and (os.environ.get("SPECVIZ_LEAN", "1") != "0" or _reads_pairs(model))
         found = LeanDecoder.of(model) if lean else TransformersDecoder(model)
         _decoders[model] = found
     return found
@@ -174,6 +174,7 @@ class LeanDecoder:
         self._embedding = body.embed_tokens.weight
         self._dtype = self._embedding.dtype
         self._layers = [_Layer(layer) for layer in body.layers]
+        self._reads_pairs = _reads_pairs(model)
         self._norm = _norm(body.norm)
         self._head = _Projection([model.lm_head])
         self._least_rows = _least_rows([layer.down for layer in self._layers])
@@ -217,6 +218,8 @@ class LeanDecoder:
         taps: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         x = self.embed(ids)
+        if self._reads_pairs:  # a pass that is only timed: no states are at hand
+            x = torch.cat((x, x), -1)
         tapped = []
         for first, last in pairwise((0, *taps, self.num_layers)):
             x = self.run_layers(x, positions, seen, cache, first, last)
@@ -247,7 +250,10 @@ class LeanDecoder:
     def run_layers(
         self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
     ) -> Tensor:
-        """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache."""
+        """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache.
+
+        A first layer with a hidden norm takes [rows, 2 d_model], see `specviz.models.trunk`.
+        """
         rows, groups = x.shape[0], self._heads // self._kv_heads
         cos, sin = self._rotation(positions)
         x = self._filled(x)
@@ -260,7 +266,8 @@ class LeanDecoder:
         rotated_heads = self._heads + self._kv_heads
         for index in range(first, last):
             layer = self._layers[index]
-            qkv = layer.qkv(layer.norm_in(x))[:rows]
+            y, x = layer.enter(x)
+            qkv = layer.qkv(y)[:rows]
             qk = qkv[:, :-kv].view(rows, rotated_heads, self._head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
                 qk = torch.cat((layer.q_norm(qk[:, : self._heads]), layer.k_norm(qk[:, self._heads :])), 1)
@@ -299,6 +306,8 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norm_in, self.norm_mid = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self._hidden_norm = _norm(layer.hidden_norm) if hasattr(layer, "hidden_norm") else None
+        self._adds_to_normed = bool(getattr(layer, "norm_before_residual", False))
         self.q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self.qkv = _Projection([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -306,6 +315,14 @@ class _Layer:
         self._gate, self._up = _Projection([mlp.gate_proj]), _Projection([mlp.up_proj])
         self.down = _Projection([mlp.down_proj])
         self.num_bytes = sum(part.num_bytes for part in (self.qkv, self.out, self._gate, self._up, self.down))
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the state that its output is added to."""
+        if self._hidden_norm is None:
+            return self.norm_in(x), x
+        embedding, state = x.chunk(2, -1)
+        normed = self._hidden_norm(state)
+        return torch.cat((self.norm_in(embedding), normed), -1), normed if self._adds_to_normed else state.contiguous()
 
     def gated(self, x: Tensor) -> Tensor:
         """silu(gate x) * (up x); packed, oneDNN applies both while it writes the products."""
@@ -324,6 +341,11 @@ class _Norm:
         wide = x.float()
         scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return self.weight * (wide * scale).to(x.dtype)
+
+
+def _reads_pairs(model: Any) -> bool:
+    """Whether the first layer reads embedding and state side by side, see `specviz.models.trunk`."""
+    return hasattr(model.model.layers[0], "hidden_norm")
 
 
 def _norm(module: Any) -> Any:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,8 @@ from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_proven
 from specviz.models.int8 import Int8Linear, quantize_int8
 from specviz.models.machine import Machine, fits, probe, set_threads, trim_memory
 from specviz.models.stored import draft_folder
-from specviz.models.trunk import load_trunk
-from specviz.models.vocabulary import check_same_vocabulary
+from specviz.models.trunk import load_trunk, trunk_logits
+from specviz.models.vocabulary import is_same_vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,7 @@ class LoadedPair:
     draft_key: which draft that is, and how it is held. draft_folders: by method, where to take a trained draft from
         instead of the usual places. trained: by method, its trained draft. These are small and stay, so that visitors
         who take turns with them do not load them again each time.
+    draft_tokenizer: of a draft that reads other tokens than the target; None where they are the same.
     dtype: of all computation; the draft's too. max_context: most tokens the target can attend to.
     eos_ids: every id that ends the answer. vocab_size: ids at or above are padding of the output layer, never emitted.
     notes: what was done differently from what was asked, in sentences for the page.
@@ -78,6 +79,7 @@ class LoadedPair:
     draft_info: ModelInfo | None = None
     draft_key: tuple[str, str] = ("", "")
     draft_extra: TrainedDraft | None = None
+    draft_tokenizer: Any = None
     draft_folders: dict[str, Path] = field(default_factory=dict)
     trained: dict[str, TrainedDraft] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -105,6 +107,11 @@ class LoadedPair:
         """Where the draft trained for this pair and method lies; None where there is none."""
         return self.draft_folders.get(method) or draft_folder(self.pair.name, method)
 
+    def refuse_other_tokens(self, what: str) -> None:
+        """Raise ConfigError if the draft in use reads other tokens than the target, which `what` cannot work with."""
+        if self.draft_tokenizer is not None:
+            raise ConfigError(f"{what} needs a draft that reads the target's tokens, and this pair's has others.")
+
     def drop_draft(self) -> None:
         """Release the draft that was used last, unless it is a trained one."""
         if self.draft is not None:
@@ -118,7 +125,7 @@ class LoadedPair:
         _give_back(self.device)
 
     def _forget_draft(self) -> None:
-        self.draft = self.draft_info = self.draft_extra = None
+        self.draft = self.draft_info = self.draft_extra = self.draft_tokenizer = None
         self.draft_key = ("", "")
 
     def close(self) -> None:
@@ -225,9 +232,10 @@ def load_draft(
         source = own or loaded.pair.target
         folder = part_folder(loaded.pair, "draft" if own else "target")
         (progress or silent)(f"Loading the draft, {source.name} as {quant}", None)
+        other: Any = None
         if own:
             tokenizer = _guarded(source.name, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
-            check_same_vocabulary(loaded.tokenizer, tokenizer)
+            other = None if is_same_vocabulary(loaded.tokenizer, tokenizer) else tokenizer
         loaded.drop_draft()
         if quant == "nf4":
             draft = _load_model(source, folder, loaded.dtype, loaded.device, _nf4(loaded.dtype))
@@ -240,7 +248,7 @@ def load_draft(
             draft = _load_model(source, folder, getattr(torch, quant), loaded.device)
         number_format = str(loaded.dtype).removeprefix("torch.") if quant in ("nf4", "int8") else quant
         loaded.draft, loaded.draft_info = draft, _info(source, folder, draft, number_format, quant)
-        loaded.draft_key = key
+        loaded.draft_key, loaded.draft_tokenizer = key, other
         return loaded.draft, loaded.draft_info
 
 
@@ -274,7 +282,9 @@ def load_trained(
         model, extra, about = load_trunk(folder, loaded.target, loaded.vocab_size)
         name = f"{method} of {loaded.pair.target.name}, {about['num_layers']} of {loaded.num_layers} layers"
         shared = loaded.target.get_input_embeddings().weight
-        num_params, shared_bytes = _num_params(model) - shared.numel(), shared.nbytes
+        num_params, shared_bytes = _num_params(model), 0
+        if model.get_input_embeddings().weight is shared:
+            num_params, shared_bytes = num_params - shared.numel(), shared.nbytes
         other = quant in ("bfloat16", "float32") and getattr(torch, quant) != loaded.dtype
         if other and method == "draft-model":  # it reads no states of the target, so it may have a format of its own
             model, shared_bytes = deepcopy(model).to(getattr(torch, quant)), 0
@@ -304,7 +314,7 @@ def load_trained(
 def _use(loaded: LoadedPair, method: str) -> TrainedDraft:
     trained = loaded.trained[method]
     loaded.draft, loaded.draft_info, loaded.draft_extra = trained.model, trained.info, trained
-    loaded.draft_key = (method, trained.info.quantization)
+    loaded.draft_key, loaded.draft_tokenizer = (method, trained.info.quantization), None
     return trained
 
 
@@ -329,7 +339,7 @@ def _hold_trunk(model: Any, quant: str, loaded: LoadedPair, name: str) -> None:
     elif quant in ("nf4", "int8"):
         _require_bitsandbytes(quant)
         _quantize_linears(model.model.layers, quant, loaded)
-        _warm_up(model, name)
+        _warm_up(model, name, trunk_logits)
     elif getattr(torch, quant) != loaded.dtype:
         raise ModelLoadError(
             f"A trained draft shares the target's embedding, so it is held in {loaded.dtype} as that is, or as nf4 or "
@@ -456,14 +466,14 @@ def _import_bitsandbytes() -> None:
             sys.modules["kernels"] = hidden  # type: ignore[assignment]
 
 
-def _warm_up(model: Any, name: str) -> None:
+def _warm_up(model: Any, name: str, one_pass: Callable[[Any], Any] | None = None) -> None:
     """One pass of one token: bitsandbytes lays its weights out anew in the first pass, and a kernel that does not
     work here shows before a run does (case 100)."""
     import torch
 
     with torch.inference_mode(), quiet_libraries():
         ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        logits = _guarded(name, lambda: model(input_ids=ids, use_cache=False).logits)
+        logits = _guarded(name, lambda: one_pass(model) if one_pass else model(input_ids=ids, use_cache=False).logits)
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
             f"{name} in 4 bits computes values that are not numbers on this machine. "

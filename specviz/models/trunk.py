@@ -2,7 +2,9 @@
 Only the layers and a norm are stored; embedding and head are the target's, shared in memory.
 
 Layers that were taken over from other people may have another form than the target's: then the manifest holds it, as
-settings of Llama, and names the norms that they lack.
+settings of Llama, and names the norms that they lack. They may also bring an embedding and a head of their own. The
+first of them may read a pair, [rows, 2 d_model]: a token's embedding behind the input norm and a state behind a norm of
+its own, side by side (Li et al. (2025), EAGLE-3, arXiv 2503.01840, section 3.1).
 
 The output vocabulary may be trimmed to the ids that answers mostly consist of: the head is the dearest part of a small
 draft. Proposals map back to the full vocabulary, q is zero elsewhere, and verification makes up for what q leaves out.
@@ -25,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specviz.errors import ModelLoadError
+from specviz.models.cache import InPlaceCache
 from specviz.models.convert import quiet_libraries
 from specviz.models.decoder import LeanDecoder
 from specviz.models.stored import read_tensors
@@ -32,12 +35,14 @@ from specviz.models.stored import read_tensors
 __all__ = [
     "FORM",
     "MANIFEST",
+    "PAIR_FORM",
     "build_trunk",
     "config_refusal",
     "cut_head",
     "load_trunk",
     "read_manifest",
     "save_trunk",
+    "trunk_logits",
     "trunk_refusal",
     "trunk_shapes",
     "write_trunk",
@@ -63,6 +68,10 @@ FORM = frozenset(
     }
 )
 """The settings of Llama that layers of another form than the target's are built by."""
+
+PAIR_FORM = frozenset({"norm_before_residual", "reads_pair"})
+"""Settings of our own beside those, both false where they are missing: whether the first layer reads a pair, and
+whether its attention's output is then added to the state behind its norm or to the state as it came."""
 
 
 def trunk_refusal(target: Any) -> str | None:
@@ -95,7 +104,7 @@ def build_trunk(
     Args:
         target: of the family that the lean decoder knows.
         output_ids: [v] int64, ascending; what the model's logits stand for. Kept as its attribute `output_ids`.
-        form: settings in FORM for Llama layers of their own form; None for layers like the target's.
+        form: settings in FORM and PAIR_FORM for layers of their own form; None for layers like the target's.
         lacks: norms that these layers do without, by the names in the files, as "layers.1.input_layernorm" and "norm".
     Raises:
         ModelLoadError: a form that the lean decoder does not run, or norms that it does not have.
@@ -130,7 +139,7 @@ def cut_head(model: Any, target: Any, output_ids: Tensor) -> None:
     rows = weight[:size] if whole else weight[output_ids.to(weight.device)].clone()
     head.weight = torch.nn.Parameter(rows, requires_grad=False)
     model.lm_head = head
-    model.output_ids = output_ids
+    model.output_ids, model.has_own_head = output_ids, False
 
 
 def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -138,6 +147,17 @@ def trunk_shapes(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str])
     with torch.device("meta"):
         model = _foreign_blank(form, num_layers, lacks)
     return {name: tuple(param.shape) for name, param in _parameters(model).items()}
+
+
+def trunk_logits(model: Any) -> Tensor:
+    """[1, v] logits of a made-up input, by the loop that runs take: layers that read pairs have no other."""
+    decoder, embedding = LeanDecoder.of(model), model.model.embed_tokens.weight
+    reads_pairs = hasattr(model.model.layers[0], "hidden_norm")
+    x = embedding.new_ones(1, (2 if reads_pairs else 1) * embedding.shape[1])
+    cache = InPlaceCache(decoder.num_layers, 1)
+    cache.open(1, 1)
+    places, seen = torch.zeros(1, dtype=torch.int64, device=x.device), x.new_ones(1, 1, dtype=torch.bool)
+    return decoder.head(decoder.run_layers(x, places, seen, cache, 0, decoder.num_layers))
 
 
 def _blank(kind: Any, config: Any) -> Any:
@@ -149,12 +169,17 @@ def _foreign_blank(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str
     """Llama layers of a form of their own, with Identity in place of the norms that they lack."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if not isinstance(form, Mapping) or not form.keys() <= FORM:
-        raise ModelLoadError(f"The form of the draft's layers holds something else than {', '.join(sorted(FORM))}.")
+    known = FORM | PAIR_FORM
+    if not isinstance(form, Mapping) or not form.keys() <= known:
+        raise ModelLoadError(f"The form of the draft's layers holds something else than {', '.join(sorted(known))}.")
+    pair = {name: form.get(name, False) for name in PAIR_FORM}
+    if not all(type(value) is bool for value in pair.values()):
+        raise ModelLoadError(f"{' and '.join(sorted(pair))} of the draft's layers should be true or false.")
+    llama: dict[str, Any] = {name: value for name, value in form.items() if name in FORM}
     try:
         with quiet_libraries():
             config = LlamaConfig(
-                **form, num_hidden_layers=num_layers, vocab_size=8, pad_token_id=None, tie_word_embeddings=False
+                **llama, num_hidden_layers=num_layers, vocab_size=8, pad_token_id=None, tie_word_embeddings=False
             )
     except Exception as error:  # the checks in there raise whatever the library of the day raises
         words = " ".join(str(error).split())[:200] or type(error).__name__
@@ -169,6 +194,8 @@ def _foreign_blank(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str
             f"{config.num_key_value_heads} of keys and values."
         )
     model = _blank(LlamaForCausalLM, config)
+    if pair["reads_pair"]:
+        _read_pairs(model.model.layers[0], norm_before_residual=pair["norm_before_residual"])
     norms = {"norm": (model.model, "norm")}
     for number, layer in enumerate(model.model.layers, start=1):
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -178,6 +205,17 @@ def _foreign_blank(form: Mapping[str, Any], num_layers: int, lacks: Sequence[str
             raise ModelLoadError(f"The draft's layers are said to lack {str(name)[:60]!r}, which is no norm of theirs.")
         setattr(*norms[name], torch.nn.Identity())
     return model
+
+
+def _read_pairs(layer: Any, *, norm_before_residual: bool) -> None:
+    """Let a layer read embedding and state side by side, see `specviz.models.decoder` for how it runs."""
+    attention = layer.self_attn
+    with torch.random.fork_rng():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(attention, name)
+            setattr(attention, name, torch.nn.Linear(2 * old.in_features, old.out_features, bias=old.bias is not None))
+    layer.hidden_norm = copy.deepcopy(layer.input_layernorm)
+    layer.norm_before_residual = norm_before_residual
 
 
 def _parameters(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -243,7 +281,8 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
     Args:
         vocab_size: ids at or above are left out of what it can propose.
     Returns:
-        The model, the tensors that do not belong to it, and the manifest.
+        The model, the tensors that do not belong to it, and the manifest. The model's attribute `has_own_head` says
+        whether its output layer is its own: then it can propose no other ids than those of `output_ids`.
     Raises:
         ModelLoadError: files that are missing, damaged or made for a target of another size.
     """
@@ -259,7 +298,8 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
     ids = tensors.pop("output_ids", torch.zeros(0)).to(torch.int64)
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0] or len(ids.unique()) != len(ids):
         raise ModelLoadError("The trained draft's list of output ids is missing, or not of this target's vocabulary.")
-    ids = ids[ids < vocab_size]
+    kept = ids < vocab_size
+    ids = ids[kept]
     form, lacks = manifest.get("form"), manifest.get("lacks", [])
     if form is not None and (not isinstance(form, dict) or form.get("hidden_size") != weight.shape[1]):
         raise ModelLoadError(
@@ -279,5 +319,31 @@ def load_trunk(folder: Path, target: Any, vocab_size: int) -> tuple[Any, dict[st
                     f"{tuple(param.shape)}. Drafts fit the one model they were trained for."
                 )
             param.data = tensor.to(weight.device, weight.dtype)
+        _take_own_ends(model, tensors, target, kept)
     model.model.rotary_emb.to(weight.device)
     return model.eval().requires_grad_(False), tensors, manifest
+
+
+def _take_own_ends(model: Any, tensors: dict[str, Tensor], target: Any, kept: Tensor) -> None:
+    """Put a draft's own output layer and embedding, where its files hold them, in place of the target's.
+
+    Args:
+        tensors: of the files; the two are taken out. kept: [v] bool, which rows of the output layer are used.
+    """
+    weight, shared = target.get_output_embeddings().weight, target.get_input_embeddings().weight
+    own = {}
+    for name, rows in (("lm_head.weight", len(kept)), ("embed_tokens.weight", shared.shape[0])):
+        tensor = tensors.pop(name, None)
+        if tensor is not None and tuple(tensor.shape) != (rows, weight.shape[1]):
+            raise ModelLoadError(
+                f"The trained draft holds {name} of shape {tuple(tensor.shape)}; needed is {(rows, weight.shape[1])}."
+            )
+        own[name] = tensor
+    head, embedding = own["lm_head.weight"], own["embed_tokens.weight"]
+    model.has_own_head = head is not None
+    if head is not None:
+        model.lm_head.weight = torch.nn.Parameter(head[kept].to(weight.device, weight.dtype), requires_grad=False)
+    if embedding is not None:
+        embedding = embedding.to(shared.device, shared.dtype)
+        if not torch.equal(embedding, shared):  # most are copies of the target's, which is in memory already
+            model.model.embed_tokens = torch.nn.Embedding.from_pretrained(embedding)

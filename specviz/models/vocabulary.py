@@ -1,4 +1,4 @@
-"""Do two tokenizers read the same ids as the same text? Only then can one model draft for the other."""
+"""Do two tokenizers read the same ids as the same text? Else a draft's tokens have to be translated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from typing import Any
 
 from specviz.errors import TokenizerMismatchError
 
-__all__ = ["check_same_vocabulary"]
+__all__ = ["check_same_vocabulary", "is_same_vocabulary"]
+
+
+def is_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> bool:
+    """Whether `check_same_vocabulary` finds no difference."""
+    try:
+        check_same_vocabulary(target_tokenizer, draft_tokenizer)
+    except TokenizerMismatchError:
+        return False
+    return True
 
 
 def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:

@@ -28,9 +28,9 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
         "train",
         help="make a draft for a pair from a corpus",
         description="Make drafts that know their target. First `corpus` lets the target answer prompts; student, "
-        "feature, medusa and ngrams learn from its answers. An interrupted training goes on where it stopped when the "
-        "same command is given again, and ends in the same weights. A draft is put where runs look for it, with a card "
-        "that says how good it is on topics it has not seen.",
+        "feature, medusa, ngrams and suffix learn from its answers. An interrupted training goes on where it stopped "
+        "when the same command is given again, and ends in the same weights. A draft is put where runs look for it, "
+        "with a card that says how good it is on topics it has not seen.",
     )
     kinds = train.add_subparsers(required=True, metavar="WHAT")
     _add_corpus(kinds, progress)
@@ -38,6 +38,7 @@ def add_train_command(commands: Any, progress: Callable[[], Line]) -> None:
     _add_feature(kinds, progress)
     _add_medusa(kinds, progress)
     _add_ngrams(kinds, progress)
+    _add_suffix(kinds, progress)
     _add_import(kinds, progress)
 
 
@@ -73,9 +74,41 @@ def _add_ngrams(kinds: Any, progress: Callable[[], Line]) -> None:
     parser.set_defaults(command=run)
 
 
+def _add_suffix(kinds: Any, progress: Callable[[], Line]) -> None:
+    parser = kinds.add_parser("suffix", help="make the index of texts that the method suffix searches beside the run")
+    corpus = '.txt, .jsonl with "text" or "prompt", or .npz of token ids'
+    out = "folder to write into (default: where runs look for it)"
+    most = "tokens of the index at most, the first texts (default: all)"
+    size = "size of the file at most (default: %(default)s)"
+    parser.add_argument("--corpus", nargs="+", required=True, metavar="FILE", type=Path, help=corpus)
+    parser.add_argument("--out", metavar="DIR", type=Path, help=out)
+    parser.add_argument("--pair", metavar="NAME", default="smollm2-135m", help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=0, metavar="N", help=most)
+    parser.add_argument("--max-mb", type=float, default=6.0, metavar="X", help=size)
+    parser.add_argument("--hold-out", metavar="N,N", default="", help=_HELD)
+
+    def run(options: argparse.Namespace) -> int:
+        from specviz.train.suffix import train_suffix
+
+        with closing(progress()) as line:
+            folder = train_suffix(
+                options.corpus,
+                options.pair,
+                options.out,
+                max_tokens=options.max_tokens,
+                max_mb=options.max_mb,
+                hold_out=_numbers("hold-out", options.hold_out) if options.hold_out else (),
+                progress=line,
+            )
+        print(folder)
+        return 0
+
+    parser.set_defaults(command=run)
+
+
 def _add_import(kinds: Any, progress: Callable[[], Line]) -> None:
     parser = kinds.add_parser(
-        "import", help="take over a draft that another project trained: Medusa heads, or an EAGLE-1 or -2 head"
+        "import", help="take over a draft that another project trained: Medusa heads, or an EAGLE-1, -2 or -3 head"
     )
     folder = "as downloaded: config.json and the weights, safetensors or a pickle of plain tensors"
     parser.add_argument("folder", metavar="FOLDER", type=Path, help=folder)

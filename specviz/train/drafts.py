@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specviz.config import RunConfig, check_int, check_number
-from specviz.drafters.feature import EAGLE, read_parts
+from specviz.drafters.feature import EAGLE, EAGLE_3, read_parts
 from specviz.drafters.feature_head import fresh_parts
 from specviz.drafters.medusa import find_heads, load_heads, save_heads
 from specviz.errors import ConfigError
@@ -184,7 +184,7 @@ def _check_start(plan: Plan) -> None:
     if not plan.start or plan.kind == "medusa":
         return
     about, method = read_manifest(Path(plan.start)), KINDS[plan.kind]
-    if about.get("parts") == EAGLE:
+    if about.get("parts") in (EAGLE, EAGLE_3):
         raise ConfigError(
             "--from names an imported EAGLE head. Its layers read other inputs than those that are trained here. "
             "Run it as it is, or train a fresh head without --from."

@@ -21,7 +21,7 @@ from specviz.models.fetch import fetch_pair, part_folder, read_provenance, silen
 from specviz.models.stored import own_folder
 from specviz.train.corpus import Corpus, read_corpus
 
-__all__ = ["Score", "build_table", "measure", "shrink", "train_ngrams"]
+__all__ = ["Score", "build_table", "measure", "shrink", "target_reader", "train_ngrams"]
 
 CARD_FILE = "card.md"
 MAX_FILE_MB = 9.0
@@ -128,7 +128,7 @@ def train_ngrams(
     max_mb = check_number("max-mb", max_mb, 0.01, MAX_FILE_MB)
     entry = get_pair(pair)
     report = progress or silent
-    tokenizer, vocab_size, sha256 = _reader(entry, report)
+    tokenizer, vocab_size, sha256 = target_reader(entry, report)
 
     def encode(text: str) -> Sequence[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
@@ -160,7 +160,7 @@ def train_ngrams(
     return folder
 
 
-def _reader(pair: ModelPair, report: Progress) -> tuple[Any, int, str]:
+def target_reader(pair: ModelPair, report: Progress) -> tuple[Any, int, str]:
     """The target's tokenizer, its number of ids as a loaded pair counts them, and the SHA-256 of its weights."""
     from transformers import AutoConfig, AutoTokenizer
 

@@ -80,7 +80,7 @@ def add_api(host: EngineHost) -> None:
             draft_quant: how a drafting model's weights are held: auto, nf4, int8, bfloat16 or float32.
             draft_length: fixed, heuristic, confidence or best: how many to draft from step to step, at most gamma.
             confidence: with draft_length confidence, drafting stops behind a token whose q is under this.
-            verify: auto keeps the target's distribution; typical and threshold are approximate.
+            verify: auto, block and token keep the target's distribution; typical and threshold are approximate.
             epsilon: of typical acceptance.
             delta: of typical acceptance.
             threshold: of threshold acceptance.

@@ -24,7 +24,16 @@ _BANDS = (1.0, 1.25, 1.5, 2.0, 3.0)
 _SHADES = ("rgba(130,133,154,0)", *(f"rgba(130,133,154,{alpha})" for alpha in (0.16, 0.32, 0.5, 0.72, 0.95)))
 """Grey-blue over whatever the ground is: darker for faster on white, lighter for faster on black."""
 
-NUM_FIGURES = {"gamma": 2, "passes": 1, "memory": 1, "precision": 1, "length": 1, "greedy": 0, "sampling": 1}
+NUM_FIGURES = {
+    "gamma": 2,
+    "passes": 1,
+    "memory": 1,
+    "precision": 1,
+    "length": 1,
+    "greedy": 0,
+    "sampling": 1,
+    "rules": 1,
+}
 
 LAB_CSS = """
 .lab .js-plotly-plot text { fill: var(--sv-ink-3) !important; }
@@ -310,6 +319,23 @@ def _sampling(finding: Finding) -> list[go.Figure | None]:
     return [figure]
 
 
+def _rules(finding: Finding) -> list[go.Figure | None]:
+    """How likely each place of a draft is kept, under both rules."""
+    places = [row["place"] for row in finding.rows]
+    traces = [
+        go.Bar(
+            x=places, y=[100 * row[rule] for row in finding.rows], marker_color=colour, name=name,
+            text=[f"{name} {100 * row[rule]:.0f} %" for row in finding.rows], textposition="auto", textangle=0,
+            hovertemplate=f"place %{{x}}, {name}: kept in %{{y:.1f}} % of drafts<extra></extra>",
+        )
+        for rule, name, colour in (("token", "token", _GREY), ("block", "block", _YOU))
+    ]  # fmt: skip
+    figure = bare_figure(traces, 115 * max(row[rule] for row in finding.rows for rule in ("token", "block")))
+    figure.update_xaxes(title_text="place in the draft", dtick=1)
+    figure.update_yaxes(ticksuffix=" %", nticks=4)
+    return [figure]
+
+
 _DRAW: dict[str, Callable[[Finding], list[go.Figure | None]]] = {
     "passes": _passes,
     "memory": _memory,
@@ -317,6 +343,7 @@ _DRAW: dict[str, Callable[[Finding], list[go.Figure | None]]] = {
     "length": _length,
     "greedy": lambda finding: [],
     "sampling": _sampling,
+    "rules": _rules,
 }
 
 

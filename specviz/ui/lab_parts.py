@@ -21,7 +21,7 @@ __all__ = [
 
 MAX_ROUNDS, MAX_SAMPLES = 10, 2000
 
-_CLASSES = {"gamma": ("curve", "surface"), "precision": ("bars",), "sampling": ("bars",)}
+_CLASSES = {"gamma": ("curve", "surface"), "precision": ("bars",), "sampling": ("bars",), "rules": ("bars",)}
 _TABLE_IS_OPEN = ("precision",)
 
 

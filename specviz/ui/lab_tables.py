@@ -106,6 +106,12 @@ _COLUMNS: dict[str, list[tuple[str, Callable[[Row], str]]]] = {
         ("how it came", _text("origin")),
         ("same", lambda row: "yes" if row["is_same"] else "no"),
     ],
+    "rules": [
+        ("place in the draft", _number("place", 0)),
+        ("kept token by token, %", _number("token", 1, 100)),
+        ("kept as a block, %", _number("block", 1, 100)),
+        ("more, %", _number("gain", 1, 100)),
+    ],
     "sampling": [
         ("beginning", _token("outcome")),
         ("target’s probability, %", _number("probability", 2, 100)),

@@ -22,8 +22,8 @@ _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = (
     *("dom", "strip", "detail", "charts", "panels", "words", "replay", "main", "stripfile", "share"),
     *("stepwords", "odds", "stepcost", "inspect", "race", "race-chart", "race-text"),
-    *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/lookahead", "methods/layers"),
-    *("methods/model", "methods/alone", "methods", "tour", "start"),
+    *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/suffix", "methods/lookahead"),
+    *("methods/layers", "methods/model", "methods/alone", "methods", "tour", "start"),
 )
 """In this order they are the body of one function, so each may use what stands before it."""
 PANELS = ("watch", "inspect", "race", "methods", "tour")

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from specviz.config import GREEDY_BELOW, MAX_GAMMA
+from specviz.config import APPROXIMATE_RULES, GREEDY_BELOW, MAX_GAMMA
 from specviz.drafters.options import Option
 from specviz.drafters.registry import METHODS, get_method
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
@@ -152,7 +152,8 @@ class Watch:
             )  # fmt: skip
             f["confidence"] = _slider("Doubt below", 0, 1, "confidence", 0.05, visible=False)
             f["verify"] = gr.Dropdown(
-                [("Lossless", "auto"), ("Typical acceptance, approximate", "typical"),
+                [("Lossless, the best for the draft", "auto"), ("Lossless, drawn chains as a block", "block"),
+                 ("Lossless, token by token", "token"), ("Typical acceptance, approximate", "typical"),
                  ("Threshold, approximate", "threshold")],
                 value=DEFAULTS["verify"], label="Verification", info="which drafted tokens are kept", filterable=False,
             )  # fmt: skip
@@ -426,7 +427,7 @@ def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
 def _method_info(name: str, temperature: Any, pair: ModelPair, verify: Any = "auto") -> str:
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
-    word = "approximate" if verify != "auto" else method.exactness if greedy else "lossless"
+    word = "approximate" if verify in APPROXIMATE_RULES else method.exactness if greedy else "lossless"
     absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
     rest = f" This pair has no draft for: {', '.join(absent)}." if absent else ""
     promise = _CHAINS_ONLY if word == "exact" and method.is_chain is not None else _PROMISES[word]
