@@ -631,6 +631,44 @@ def test_the_first_stop_of_the_keyboard_leads_past_the_settings(site: Any) -> No
 
 
 @pytest.mark.browser
+def test_settings_fold_away_where_they_do_nothing(site: Any) -> None:
+    """Issue 16: on Methods, Tour and Serving, and not against the visitor's own choice."""
+    shut, open_ = "!document.querySelector('.sidebar.open')", "document.querySelector('.sidebar.open')"
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_function(READY)
+        tab = "#tabs [role=tab]:has-text('{}')"
+        page.click(tab.format("Tour"))
+        page.wait_for_function(shut)
+        page.click(tab.format("Serving"))
+        page.click(tab.format("Lab"))
+        page.wait_for_function(open_)
+        page.click(tab.format("Methods"))
+        page.wait_for_function(shut)
+        page.click(".sidebar .toggle-button")
+        page.wait_for_function(open_)
+        page.click(tab.format("Watch"))
+        page.click(".sidebar .toggle-button")
+        page.click(tab.format("Tour"))
+        page.click(tab.format("Watch"))
+        page.wait_for_selector("#view .panel[data-panel=watch]:visible")
+        assert page.evaluate(shut), "the visitor had folded them"
+
+
+@pytest.mark.browser
+def test_exactness_takes_one_line_and_the_rest_is_there_on_demand(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_function(READY)
+        assert page.inner_text("#promise summary") == "Exact as a chain, lossless as a tree."
+        assert page.locator("#promise summary").bounding_box()["height"] < 24
+        assert not page.locator("#promise p").is_visible()
+        page.focus("#promise summary")
+        page.keyboard.press("Enter")
+        assert "to the bit" in page.inner_text("#promise p")
+        set_number(page, "temperature", 0.7)
+        page.wait_for_function("document.querySelector('#promise summary').textContent.startsWith('Lossless')")
+
+
+@pytest.mark.browser
 def test_82_a_failed_run_says_why_on_the_page_and_keeps_the_last_one(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_selector("#view .strip .st")

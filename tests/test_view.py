@@ -53,7 +53,24 @@ def greedy() -> list[Event]:
 
 def refused_everywhere() -> list[Event]:
     """Issue 16: one refusal after another inside words, with drafts behind them that were never tested."""
-    texts = ["G", "rim", "bold", "'s", " eyes", " sh", "one", " .", " b", "right", "ly", " in", " the", " d", "ark", "ness"]
+    texts = [
+        "G",
+        "rim",
+        "bold",
+        "'s",
+        " eyes",
+        " sh",
+        "one",
+        " .",
+        " b",
+        "right",
+        "ly",
+        " in",
+        " the",
+        " d",
+        "ark",
+        "ness",
+    ]
     steps = [
         step(
             i + 1,
