@@ -304,7 +304,7 @@ def test_94_stop_keeps_what_is_there() -> None:
     assert 0 < finish["num_tokens"] < 1900
     assert finish["num_steps"] == steps
     size = f"{finish['num_tokens']} tokens in {steps} steps"
-    assert sent[-1]["status"]["text"] == f"Stopped after {size}. What is there stays."
+    assert sent[-1]["status"]["text"] == f"Stopped after {size}. Everything so far is kept."
     assert sent[-1]["verdict"]["detail"].startswith("Measure plain decoding to see the speed-up.")
     assert not host.is_busy
     assert visit.last is not None
@@ -569,7 +569,7 @@ def test_94_stop_keeps_the_text_on_the_page_and_the_next_run_starts(site: Any) -
         page.wait_for_function(f"{STATUS}.startsWith('Stopped after')", timeout=10_000)
         loader.delay_s = 0.01
         page.wait_for_function(IDLE)
-        assert page.inner_text("#view .status").endswith("What is there stays.")
+        assert page.inner_text("#view .status").endswith("Everything so far is kept.")
         assert not host.is_busy
         count = page.locator("#view .strip .st").count()
         assert count > 0

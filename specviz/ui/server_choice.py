@@ -11,7 +11,7 @@ from specviz.ui.host import EngineHost
 
 __all__ = ["SERVER_INFO", "connect_server_choice"]
 
-SERVER_INFO = "It drafts and verifies elsewhere: method, draft length and number format are its own."
+SERVER_INFO = "The server drafts and verifies, with its own method, draft length and number format."
 
 _OURS = (
     "method", "gamma", "measure_plain", "exact", "width", "draft_quant", "draft_length", "verify", "dtype", "detail",

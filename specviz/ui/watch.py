@@ -58,11 +58,11 @@ _PROMISES = {
     "chains": (
         "Exact as a chain, lossless as a tree.",
         "As a chain, with exact passes on, greedy text equals plain decoding’s to the bit. As a tree it keeps "
-        "the target’s distribution; greedy near-ties may go the other way.",
+        "the target’s distribution; greedy near-ties may resolve differently.",
     ),
     "lossless": (
         "Lossless: the target’s own distribution.",
-        "Sampled text follows the target’s distribution. Greedy near-ties may go the other way.",
+        "Sampled text follows the target’s distribution. Greedy near-ties may resolve differently.",
     ),
     "approximate": (
         "Approximate: not the target’s distribution.",
