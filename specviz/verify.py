@@ -178,7 +178,7 @@ def verify_block(
 def _block_prob(prefix: float, p: Tensor, q: Tensor) -> float:
     """h of a prefix of probability `prefix` that p and q follow."""
     left = float(torch.clamp(prefix * p - q.to(p.dtype), min=0.0).sum())
-    refused = left + 1.0 - prefix
+    refused = left + (1.0 - prefix)  # in this order: beside 1, what is left of equal p and q is lost to rounding
     return left / refused if refused > 0 else 1.0
 
 

@@ -88,7 +88,7 @@ class SuffixIndex:
         self.order = sort_suffixes(tokens) if order is None else order
         self._size = tokens.dtype.itemsize
         self._bytes = tokens.astype(tokens.dtype.newbyteorder(">")).tobytes()  # big-endian: bytes sort as ids do
-        self._places = memoryview(self.order)  # its items are plain ints, at half the price of an array's
+        self._places = self.order.data  # a memoryview: its items are plain ints, at half the price of an array's
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -43,7 +43,7 @@ function suffixPhrases(before, { asked }) {
     const words = el('span', 'context', plainWords(before.slice(Math.max(0, before.length - length)), false));
     const found = el('span', 'count', `${SOURCE_NAMES[source]}, ${counted(places, 'time')}`);
     const name = `${fixed(expected, 1)} expected`;
-    list.append(el('li', '', words, found, shareBar(expected, most), el('span', 'count', expected === most ? el('b', '', name) : name)));
+    list.append(el('li', '', words, found, shareBar(expected, most), el('span', 'count', expected === most ? el('strong', '', name) : name)));
   }
   return [el('h4', '', 'The last words, found again: tokens that are expected to be kept'), list];
 }
