@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from specviz.errors import TraceError
 from specviz.events import Event, RunFinished, RunStarted
@@ -24,7 +23,7 @@ from specviz.ui.racing import MAX_RACERS, recorded_race
 from specviz.ui.stream import cut_short, recorded_delta
 from specviz.ui.view import SCRIPT, TEMPLATE, read_asset
 
-__all__ = ["MAX_RUNS", "saved_page", "trace_of", "whole_events", "write_page"]
+__all__ = ["MAX_RUNS", "race_page", "saved_page", "trace_of", "whole_events", "write_page"]
 
 MAX_RUNS = MAX_RACERS + 1
 """Runs in one file: the lanes of a race, plain decoding among them."""
@@ -68,15 +67,30 @@ def saved_page(traces: Sequence[Trace]) -> str:
     """
     if not 1 <= len(traces) <= MAX_RUNS:
         raise TraceError(f"A page holds 1 to {MAX_RUNS} runs; {len(traces)} were given.")
-    race = json.loads(recorded_race(_lanes(traces), "saved-race")) if len(traces) > 1 else None
-    names = _names([trace.started.method for trace in traces])
+    if len(traces) > 1:
+        return race_page(_lanes(traces))
+    [trace] = traces
+    events, started = whole_events(trace), trace.started
+    source = {"title": "", "damage": trace.damage}
+    delta = recorded_delta(events, Baseline.of(trace.plain, events), "saved", source)
+    title = title_of(started.method)
+    return _page(f"specviz: {title}, {started.pair}", _TABS, [(title, delta)])
+
+
+def race_page(lanes: Sequence[Lane]) -> str:
+    """The HTML of a page that replays a race; each lane that ran can also be looked at alone, plain decoding last.
+
+    lanes: plain decoding first; at least it has events.
+    """
+    names = _names([title_of(lane.method) for lane in lanes])
+    ran = [(name, lane) for name, lane in zip(names, lanes, strict=True) if lane.events]
     runs = [
-        {"title": name, "delta": json.loads(_delta(trace, f"saved-{i}"))}
-        for i, (name, trace) in enumerate(zip(names, traces, strict=True))
+        (name, recorded_delta(lane.events, lane.plain, f"saved-{i}"))
+        for i, (name, lane) in enumerate(ran[1:] + ran[:1])
     ]
-    started = traces[0].started
-    what = "a race" if race else title_of(started.method)
-    return _page(f"specviz: {what}, {started.pair}", _RACE_TABS if race else _TABS, {"runs": runs, "race": race})
+    started = lanes[0].started
+    assert started is not None
+    return _page(f"specviz: a race, {started.pair}", _RACE_TABS, runs, recorded_race(lanes, "saved-race"))
 
 
 def whole_events(trace: Trace) -> tuple[Event, ...]:
@@ -89,11 +103,6 @@ def trace_of(events: Sequence[Event], plain: Sequence[Event] = ()) -> Trace:
     if not events or not isinstance(events[0], RunStarted):
         raise TraceError("These are not the events of a run: the first one must be RunStarted.")
     return Trace(tuple(events), tuple(plain))
-
-
-def _delta(trace: Trace, run_id: str) -> str:
-    events = whole_events(trace)
-    return recorded_delta(events, Baseline.of(trace.plain, events), run_id, {"title": "", "damage": trace.damage})
 
 
 # --- race ------------------------------------------------------------------------------------------------------------
@@ -112,7 +121,7 @@ def _lanes(traces: Sequence[Trace]) -> list[Lane]:
     if len(rivals) > MAX_RACERS:
         raise TraceError(f"At most {MAX_RACERS} runs race against plain decoding; {len(rivals)} were given.")
     first = Lane("plain", plain)
-    names = _names(["plain", *(trace.started.method for trace in rivals)], titled=False)[1:]
+    names = _names(["plain", *(trace.started.method for trace in rivals)])[1:]
     return [first, *(_lane(name, whole_events(trace), first) for name, trace in zip(names, rivals, strict=True))]
 
 
@@ -140,20 +149,21 @@ def _check_comparable(traces: Sequence[Trace]) -> None:
                 raise TraceError(f"These runs cannot be raced: the {what} is not the same. Save each as its own page.")
 
 
-def _names(methods: Sequence[str], *, titled: bool = True) -> list[str]:
-    """One name for each, numbered where a method comes again."""
-    out: list[str] = []
-    for i, method in enumerate(methods):
-        again = methods[:i].count(method)
-        name = title_of(method) if titled or again else method
-        out.append(f"{name} ({again + 1})" if again else name)
-    return out
+def _names(names: Sequence[str]) -> list[str]:
+    """The same, numbered where one comes again: a race tells its lanes apart by their names."""
+    again = [names[:i].count(name) for i, name in enumerate(names)]
+    return [f"{name} ({number + 1})" if number else name for name, number in zip(names, again, strict=True)]
 
 
 # --- file ------------------------------------------------------------------------------------------------------------
 
 
-def _page(title: str, tabs: Sequence[tuple[str, str]], runs: dict[str, Any]) -> str:
+def _page(title: str, tabs: Sequence[tuple[str, str]], runs: Sequence[tuple[str, str]], race: str | None = None) -> str:
+    """runs: title and delta of each, as JSON; race: the delta of a race of them."""
+    data = {
+        "runs": [{"title": name, "delta": json.loads(delta)} for name, delta in runs],
+        "race": json.loads(race) if race else None,
+    }
     head = read_asset("saved/page.js")
     script = f"(() => {{\nfunction runView(element, props, watch) {{\n{SCRIPT}\n}}\n{head}}})();\n"
     return _PAGE.format(
@@ -166,7 +176,7 @@ def _page(title: str, tabs: Sequence[tuple[str, str]], runs: dict[str, Any]) -> 
             for name, words in tabs
         ),
         markup=TEMPLATE,
-        runs=json.dumps(runs, separators=(",", ":"), allow_nan=False).translate(_FORBIDDEN),
+        runs=json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_FORBIDDEN),
         script=script,
     )
 
