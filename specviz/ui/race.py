@@ -108,13 +108,16 @@ class Race:
             self.view: encoder.status("Getting ready"),
             self.start: gr.Button(interactive=False),
             self.stop: gr.Button(interactive=True),
-        }
+        } | self._offered(False)
         header = HeaderNews(self.header, self.host)
         for delta in run_race(self.host, self.visits.of(request.session_hash), settings, encoder):
             yield {self.view: delta} | header()
-        yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)}
-        if encoder.lanes:
-            yield self._saved(encoder)
+        files = self._saved(encoder) if encoder.lanes else self._offered(bool(self.recorded))
+        yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)} | files
+
+    def _offered(self, is_offered: bool) -> dict[Any, Any]:
+        """Whether the files there are can be taken: not while they are those of the race before."""
+        return {button: gr.DownloadButton(interactive=is_offered) for button in (self.save, self.page)}
 
     def _saved(self, encoder: RaceEncoder) -> dict[Any, Any]:
         try:
