@@ -8,17 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specviz.errors import CacheNotCroppableError
 from specviz.models.cache import InPlaceCache
 from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
+from specviz.models.states import has_states, layers_of
 from specviz.models.windows import check_croppable
 
-__all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
+__all__ = ["KEY_BLOCK", "MAX_NODES", "NO_TREES", "Session"]
 
 KEY_BLOCK = 64
 """In exact mode attention reads a key length rounded up to a multiple of this; unused places are masked."""
 
 MAX_NODES = 256
 """Most drafted rows a pass, window rows included. The cache keeps room for them, a larger tree is cut."""
+
+NO_TREES = (
+    "This target keeps a recurrent state, which reads one token behind the other: it cannot check a tree. "
+    "Choose a chain, with --tree chain or prompt-lookup."
+)
 
 PREFILL_ROWS = 256
 """Prompt tokens a pass. Bounds the memory of a long prompt, and the time until a closed run stops."""
@@ -30,7 +37,8 @@ class Session:
     length: cache entries that count. hidden: [rows, d_model] last hidden states of the last pass where asked for.
     tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
     taps: after how many layers `take_states` wants the states as well; None where it is not used.
-    work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
+    work: what the step that `keep_path` ended has cost, in full passes: 1, with early exit more, and 2 where tokens had
+        to be fed again. num_again: how many these were.
     min_rows: fewest rows of a chain's pass (padded on the right, rolled back), whose key length is rounded up as well;
         0 = as many rows and keys as there are tokens. With enough rows and a rounded key length a position's logits do
         not depend on how many tokens are checked with it, which is what bit-exact verification rests on. How many are
@@ -55,17 +63,24 @@ class Session:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
         check_croppable(model)
+        self._has_states = has_states(model)
+        assert not (self._has_states and (min_rows or taps)), "a state that has read padding is lost"
         room = -(-(capacity + max(min_rows, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.min_rows = min_rows
         self.hidden: Tensor | None = None
         self.tail: Tensor | None = None
-        self.rows = self.num_padding = 0
+        self.rows = self.num_padding = self.num_again = 0
         self.work = 0.0
         self._layers_run = 0
         self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
-        self._cache = InPlaceCache(self._decoder.num_layers, room)
+        self._cache = InPlaceCache(self._decoder.num_layers, room, layers_of(model) if self._has_states else ())
+        # Of a model with recurrent states: all tokens that count, those among them that the states have yet to see,
+        # and the rows of a check until its outcome is known.
+        self._ids: list[int] = []
+        self._owed: list[int] = []
+        self._checked: list[int] = []
         self._keep_hidden = keep_hidden or taps is not None
         self._taps = taps
         self._tapped: Tensor | None = None
@@ -75,11 +90,11 @@ class Session:
 
     @property
     def length(self) -> int:
-        return self._cache.length
+        return self._cache.length + len(self._owed)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache entries that count."""
+        """Memory of the cache entries that count, and of recurrent states."""
         return self._cache.num_bytes
 
     @property
@@ -95,12 +110,16 @@ class Session:
             [num_logits, vocab] logits of the last `num_logits` tokens.
         """
         assert token_ids, "nothing to append"
+        self._drop_check()
+        self._ids += token_ids if self._has_states else ()
+        token_ids, self._owed = [*self._owed, *token_ids], []
         for start in range(0, len(token_ids), PREFILL_ROWS):
             block = token_ids[start : start + PREFILL_ROWS]
             rows = len(block)
             key_len = self.length + rows
             positions = list(range(self.length, key_len))
             logits = self._pass(block, positions, self._chain_mask(rows, key_len), key_len, min(num_logits, rows))
+            self._cache.commit(rows)
             self._commit(range(rows))
         return logits
 
@@ -134,9 +153,19 @@ class Session:
             root: the last committed token, which is not in the cache. token_ids: [n] int64. parents: [n].
         Returns:
             [n + 1, vocab]; row 0 belongs to root, row i + 1 to node i and sees only its own path.
+        Raises:
+            CacheNotCroppableError: a tree, in a model with recurrent states, which know no branches.
         """
         n = len(parents)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        if self._has_states:
+            if not chain:
+                raise CacheNotCroppableError(NO_TREES)
+            self._drop_check()
+            self._see_owed()
+            if n:
+                self._cache.states.keep(self.length)
+            self._checked = [root, *token_ids.tolist()]
         rows, key_len = n + 1, self.length + n + 1
         if self.min_rows and chain:
             rows = max(rows, self.min_rows)
@@ -157,13 +186,35 @@ class Session:
             mask = self._tree_mask(parents, key_len)
         return self._pass(ids, positions, mask, key_len, n + 1 if rows == n + 1 else rows)[: n + 1]
 
-    def keep_path(self, nodes: Sequence[int]) -> None:
-        """After `score`: keep root and this root-to-node path, drop the rest."""
+    def keep_path(self, nodes: Sequence[int], *, is_last: bool = False) -> None:
+        """After `score`: keep root and this root-to-node path, drop the rest.
+
+        Recurrent states that have seen more are brought back to before the check, and what is kept is fed again, which
+        is a second pass; `is_last` leaves it until somebody asks.
+        """
         start = self.length + 1
         if any(node != i for i, node in enumerate(nodes)):
             with torch.inference_mode():
                 self._cache.gather([start + node for node in nodes], start)
-        self._commit([0, *(node + 1 for node in nodes)])
+        kept = [0, *(node + 1 for node in nodes)]
+        checked, self._checked, self.num_again = self._checked, [], 0
+        self._ids += checked[: len(kept)]
+        if len(kept) < len(checked):
+            self._cache.states.bring_back(self.length)
+            self._owed = checked[: len(kept)]
+            if not is_last:
+                self.num_again = len(kept)
+                self._see_owed()
+        else:
+            self._cache.commit(len(kept))
+        self._commit(kept)
+
+    def mark(self) -> None:
+        """Copy recurrent states, if there are any: rolling back to here or later then reads only what lies between, and
+        rolling back further reads everything again."""
+        if self._has_states:
+            self._see_owed()
+            self._cache.states.keep(self.length)
 
     def take_states(self) -> tuple[int, Tensor]:
         """What the target knew behind each token that has come to count since the last call.
@@ -178,8 +229,15 @@ class Session:
         return first, torch.cat(states) if states else torch.zeros(0, device=self._device)
 
     def roll_back(self, length: int) -> None:
-        """Forget everything from token `length` on."""
-        self._cache.roll_back(length)
+        """Forget everything from token `length` on.
+
+        Raises:
+            ValueError: `length` is negative or more than is there.
+        """
+        if self._has_states:
+            self._roll_states_back(length)
+        else:
+            self._cache.roll_back(length)
         self._early.clear()
         self.tail = None
         if self._states:
@@ -187,9 +245,10 @@ class Session:
         self._num_taken = min(self._num_taken, length)
 
     def close(self) -> None:
-        """Free the keys and values."""
+        """Free the keys and values, and the states."""
         self._cache = InPlaceCache(0, 0)
         self._decoder = None
+        self._ids, self._owed, self._checked = [], [], []
         self._early.clear()
         self._states.clear()
         self.hidden = self.tail = self._tapped = None
@@ -214,9 +273,8 @@ class Session:
         return logits
 
     def _commit(self, rows: Sequence[int]) -> None:
-        """Count entries in; `rows` are their rows in the last pass."""
+        """Take over what the last pass left behind; `rows` are those of it that now count."""
         assert self._decoder is not None, "the session is closed"
-        self._cache.commit(len(rows))
         self._early.clear()
         self.tail = None if self.hidden is None else self.hidden[rows[-1]]
         if self._taps is not None:
@@ -235,7 +293,7 @@ class Session:
 
     def _chain_mask(self, rows: int, key_len: int, ahead: int = 0) -> Tensor:
         """[rows, key_len] bool: each row sees the cache, `ahead` entries behind it, and the rows up to itself."""
-        start = self.length + ahead
+        start = self._cache.length + ahead
         last_seen = torch.arange(start, start + rows, device=self._device)
         return torch.arange(key_len, device=self._device) <= last_seen[:, None]
 
@@ -248,6 +306,42 @@ class Session:
             seen[node + 1] |= seen[parent + 1]
             seen[node + 1, self.length + 1 + node] = True
         return seen.to(self._device)
+
+    # --- recurrent states -------------------------------------------------------------------------------------
+
+    def _roll_states_back(self, length: int) -> None:
+        """The tokens between the copy and `length` are then owed to the states."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"Cannot roll a cache of {self.length} entries back to {length}.")
+        del self._ids[length:]
+        if self._checked or length < self._cache.length:
+            self._checked = []
+            self._cache.roll_back(min(self._cache.states.bring_back(length), self._cache.length))
+        self._owed = self._ids[self._cache.length :]
+
+    def _drop_check(self) -> None:
+        if self._checked:  # its outcome was never told
+            self._roll_states_back(self.length)
+
+    def _see_owed(self) -> None:
+        """Feed what the states have yet to see; nobody reads its logits, and the last pass's states stay at hand."""
+        assert self._decoder is not None, "the session is closed"
+        for start in range(0, len(self._owed), PREFILL_ROWS):
+            block = self._owed[start : start + PREFILL_ROWS]
+            first, key_len = self._cache.length, self._cache.length + len(block)
+            self._cache.open(len(block), key_len)
+            with torch.inference_mode():
+                self._decoder.forward(
+                    torch.tensor(block, device=self._device),
+                    self._places(range(first, key_len)),
+                    self._chain_mask(len(block), key_len),
+                    self._cache,
+                    num_logits=1,
+                    hidden=False,
+                )
+            self._cache.commit(len(block))
+            self._layers_run += self._decoder.num_layers
+        self._owed = []
 
     # --- early exit -------------------------------------------------------------------------------------------
 
