@@ -17,6 +17,7 @@ const FATES = {
   target: { key: 't', means: 'Nothing was drafted here: the target wrote it alone.' },
 };
 
+const LEFT_OPEN = 'The target’s own word. Whether a draft was refused here, the order of the server’s list leaves open.';
 const UNTOLD = 'The target’s own word. Whether a draft was refused here, the server does not tell.';
 
 /** An element with a class and children; strings become text nodes. */

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DraftTimings", "StreamChunk", "StreamToken", "read_chunk", "whole_text"]
+__all__ = ["DraftTimings", "RequestCounts", "StreamChunk", "StreamToken", "read_chunk", "whole_text"]
 
 UNTOLD_ID = -1
 """The id of a token whose server tells none."""
 
 _MAX_ID = 2**32 - 1
+_MAX_DRAFTED = 4096
+_MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,26 @@ class DraftTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """What an engine counted for one request alone. histogram[k]: drafting steps that kept k tokens.
+
+    drafted, accepted: [steps that drafted] tokens in order, empty where it does not list them.
+    """
+
+    num_drafts: int
+    num_drafted: int
+    num_accepted: int
+    histogram: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StreamChunk:
     """One message. at_s: seconds since the request was sent.
 
     text: what it adds to the answer, reasoning included. tokens: what it carries; empty where the server tells none.
+    counts: with the last one, from a vLLM that was told to keep them for each request.
     finish: OpenAI's word ("stop", "length", ...), "" while the run goes on. stop: the stop text that was met, if any.
     prompt_ids: with the first message. num_prompt, num_completion: the server's own count, with the last one.
     """
@@ -57,6 +75,7 @@ class StreamChunk:
     num_prompt: int | None = None
     num_completion: int | None = None
     timings: DraftTimings | None = None
+    counts: RequestCounts | None = None
     error: str = ""
 
 
@@ -88,12 +107,42 @@ def read_chunk(data: str, at_s: float) -> StreamChunk | None:
         timings=DraftTimings(_count(timings.get("draft_n")) or 0, _count(timings.get("draft_n_accepted")) or 0)
         if timings
         else None,
+        counts=_request_counts(_object(message.get("metrics")).get("speculative_decoding")),
     )
 
 
 def whole_text(value: Any) -> str:
     """A text that can be stored and sent: half characters (lone surrogates) become U+FFFD, anything else no text."""
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") if isinstance(value, str) else ""
+
+
+def _request_counts(value: Any) -> RequestCounts | None:
+    """vLLM's `metrics.speculative_decoding`; None where its numbers do not add up, as it may change."""
+    told = _object(value)
+    drafts, drafted, accepted = (
+        _count(told.get(name)) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    )
+    histogram = _counts(told.get("acceptance_histogram"))
+    if drafts is None or drafted is None or accepted is None or not accepted <= drafted:
+        return None
+    if histogram and (sum(histogram), sum(kept * steps for kept, steps in enumerate(histogram))) != (drafts, accepted):
+        return None
+    by_step = _counts(told.get("per_step_drafted")), _counts(told.get("per_step_accepted"))
+    is_whole = [len(found) for found in by_step] == [drafts] * 2 and [sum(found) for found in by_step] == [
+        drafted,
+        accepted,
+    ]
+    if not is_whole or any(not 0 <= a <= d <= _MAX_DRAFTED for d, a in zip(*by_step, strict=True)):
+        by_step = (), ()
+    return RequestCounts(drafts, drafted, accepted, histogram, *by_step)
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    """A list of counts, empty where it is none."""
+    if not isinstance(value, list) or len(value) > _MAX_STEPS:
+        return ()
+    found = [_count(item) for item in value]
+    return () if any(item is None for item in found) else tuple(item for item in found if item is not None)
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[StreamToken, ...]:

@@ -5,7 +5,8 @@
         ...
 
 The server drafts and verifies; its method, draft length and number format are its own. What its stream does not tell,
-its counters tell for the whole run: they are read before and after. Where other requests ran beside, they are bounds.
+its counters tell for the whole run: they are read before and after. Where other requests ran beside, they are bounds,
+unless the engine counts each request by itself and says so in the last message, as vLLM does when told to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specviz.errors import ConfigError, RemoteError
 from specviz.events import EngineCounts, Event, FinishReason, RunFinished
 from specviz.models.chat import clean_text
 from specviz.remote.address import Address
-from specviz.remote.chunks import StreamChunk
+from specviz.remote.chunks import RequestCounts, StreamChunk
 from specviz.remote.counters import ServerCounters
 from specviz.remote.messages import Messages
 from specviz.remote.problems import broken_off
@@ -28,7 +29,12 @@ from specviz.remote.request import request_of, start_of
 from specviz.remote.server import Identity, Server
 from specviz.remote.steps import StepReader
 
-__all__ = ["Patience", "RemoteEngine"]
+__all__ = ["HOW_TO_COUNT_REQUESTS", "Patience", "RemoteEngine"]
+
+HOW_TO_COUNT_REQUESTS = (
+    "Started with --per-request-spec-decode-metrics detailed, a recent vLLM counts each request by itself: then no "
+    "count is a bound, whatever runs beside."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,15 @@ class Patience:
 
 
 class RemoteEngine:
-    """Runs requests on one server, one after the other or, then with bounds for counts, at once."""
+    """Runs requests on one server, one after the other or, then with bounds for counts, at once.
+
+    counts_requests: whether it counts each request by itself; None until a run of one that drafts has shown it.
+    """
 
     def __init__(self, address: Address, patience: Patience | None = None) -> None:
         self.server = Server(address)
         self.patience = patience or Patience()
+        self.counts_requests: bool | None = None
 
     @property
     def name(self) -> str:
@@ -77,10 +87,11 @@ class _Run:
     """One request from its first question to its last event."""
 
     def __init__(self, engine: RemoteEngine, prompt: str, config: RunConfig, stopped: Callable[[], bool]) -> None:
-        self.server, self.patience = engine.server, engine.patience
+        self.engine, self.server, self.patience = engine, engine.server, engine.patience
         self.prompt, self.config, self.stopped = prompt, config, stopped
         self.finish = StreamChunk(0.0)
         self.completion: int | None = None
+        self.own_counts: RequestCounts | None = None
         self.prompt_ids: tuple[int, ...] = ()
 
     def events(self) -> Iterator[Event]:
@@ -143,6 +154,7 @@ class _Run:
                 raise self._broken(steps, f"failed ({chunk.error})")
             self.prompt_ids = self.prompt_ids or chunk.prompt_ids
             self.completion = chunk.num_completion if chunk.num_completion is not None else self.completion
+            self.own_counts = chunk.counts or self.own_counts
             if chunk.finish:
                 self.finish = chunk
             yield chunk
@@ -183,10 +195,15 @@ class _Run:
         """The whole run's counts, and what has to be said of them."""
         if steps.is_timed:  # its steps have told all
             return None, []
+        if self.own_counts is not None:
+            self.engine.counts_requests = True
+            own = _counts_of(self.own_counts)
+            return own, _differences(steps, own)
         if before is None:
             return None, ["The server shows no metrics, so what was refused is not known."]
         if before.speculates is False:
             return None, ["The server does not speculate: every step wrote one token."]
+        self.engine.counts_requests = False
         wrote = self.completion if self.completion is not None else len(steps.token_ids)
         delta = self._settled(identity, before, wrote)
         if delta is None or delta.num_generated is None or delta.num_generated < wrote:
@@ -196,7 +213,8 @@ class _Run:
         if counts is None:
             return None, ["The server does not count what it drafts, so what was refused is not known."]
         if is_bound:
-            return counts, ["Other requests ran beside it, so what was drafted and refused is at most what is shown."]
+            words = ["Other requests ran beside it, so what was drafted and refused is at most what is shown."]
+            return counts, words + ([HOW_TO_COUNT_REQUESTS] if identity.engine == "vLLM" else [])
         return counts, _differences(steps, counts)
 
     def _settled(self, identity: Identity, before: ServerCounters, wrote: int) -> ServerCounters | None:
@@ -243,6 +261,20 @@ _ENDS: dict[FinishReason, str] = {
     "error": "The server gave the answer up.",
 }
 """First sentence of a message that goes on to say what the server left open."""
+
+
+def _counts_of(own: RequestCounts) -> EngineCounts:
+    """A request's own counts as those of a run."""
+    most = max((kept for kept, steps in enumerate(own.histogram) if steps), default=0)
+    places = max(most, max(own.drafted, default=len(own.histogram) - 1))
+    return EngineCounts(
+        own.num_drafts,
+        own.num_drafted,
+        own.num_accepted,
+        tuple(sum(own.histogram[place + 1 :]) for place in range(places)),
+        drafted_by_step=own.drafted,
+        accepted_by_step=own.accepted,
+    )
 
 
 def _differences(steps: StepReader, counts: EngineCounts) -> list[str]:
