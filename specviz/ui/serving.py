@@ -59,10 +59,8 @@ class Serving:
         self.timer.tick(self._value, None, self.view, **quick)
 
     def _value(self) -> str:
-        return json.dumps(
-            {"servers": [picture_of(server.sampler) | {"hints": server.hints()} for server in self.servers]},
-            allow_nan=False,
-        )
+        servers = [picture_of(server.sampler) | {"hints": server.hints()} for server in self.servers]
+        return json.dumps({"servers": servers}, allow_nan=False)
 
 
 def picture_of(sampler: Sampler) -> dict[str, Any]:
