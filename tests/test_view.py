@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 
 import gradio as gr
 import pytest
@@ -49,6 +49,41 @@ def greedy() -> list[Event]:
         8,
     )
     return stream(started("draft-model", settings=GREEDY), [one])
+
+
+def refused_everywhere() -> list[Event]:
+    """Issue 16: one refusal after another inside words, with drafts behind them that were never tested."""
+    texts = [
+        "G",
+        "rim",
+        "bold",
+        "'s",
+        " eyes",
+        " sh",
+        "one",
+        " .",
+        " b",
+        "right",
+        "ly",
+        " in",
+        " the",
+        " d",
+        "ark",
+        "ness",
+    ]
+    steps = [
+        step(
+            i + 1,
+            [
+                drafted(21, " extraordinary", -1, "rejected"),
+                *(drafted(22 + k, " no", k, "discarded") for k in range(i % 4)),
+            ],
+            [emitted(100 + i, text, "corrected")],
+            7 + i,
+        )
+        for i, text in enumerate(texts * 4)
+    ]
+    return stream(started("draft-model"), steps)
 
 
 def long_run(name: str = "long", verify_s: float = 0.009) -> list[Event]:
@@ -113,6 +148,7 @@ SCENARIOS: dict[str, Callable[[], Iterator[str]]] = {
     **{name: partial(lambda name, make: live(name, make()), name, make) for name, make in STREAMS.items()},
     "whitespace": lambda: live("whitespace", whitespace()),
     "greedy": lambda: live("greedy", greedy()),
+    "refused": lambda: live("refused", refused_everywhere()),
     "long": timed_long,
     "gap": with_gap,
     "twice": twice,
@@ -258,6 +294,30 @@ def test_special_tokens_are_boxes_and_right_to_left_text_is_isolated(chromium: C
     script = "all => all.filter(chip => /[\\u0590-\\u08ff]/.test(chip.textContent)).map(chip => !!chip.closest('bdi'))"
     isolated = chromium.page.locator("#view .strip .tk.a").evaluate_all(script)
     assert isolated == [True, True]
+
+
+def test_marks_leave_the_text_its_spacing(chromium: ChromiumPage) -> None:
+    """Issue 16: notes push no letters apart, cover no other note and stay within the box."""
+    play(chromium, "refused")
+    page = chromium.page
+    places = {}
+    for depth in ("text", "marks"):
+        page.click(f"#view .depth [data-depth={depth}]")
+        places[depth] = page.evaluate(
+            """[...document.querySelectorAll('#view .strip .st > .tk')].map((tk) => {
+              const range = document.createRange(); range.selectNode(tk.firstChild);
+              return Math.round(range.getBoundingClientRect().left);
+            })"""
+        )
+    assert places["text"] == places["marks"] and len(places["text"]) == 64
+    notes = page.evaluate(
+        """[...document.querySelectorAll('#view .lift')].map((lift) => lift.getBoundingClientRect())
+          .map(({ left, right, top }) => [left, right, Math.round(top)])"""
+    )
+    right = page.evaluate("document.querySelector('#view .viewport').getBoundingClientRect().right")
+    assert all(end <= right for _, end, _ in notes)
+    assert not [(one, two) for one, two in pairwise(notes) if one[2] == two[2] and one[1] > two[0] + 3]
+    assert page.locator("#view .lift.tight").count() and page.locator("#view .lift:not(.tight)").count()
 
 
 def test_part_of_a_word_can_be_copied(chromium: ChromiumPage) -> None:

@@ -223,7 +223,8 @@ function chooseDirection(step) {
   if (letter) strip.dir = RTL.test(letter[0]) ? 'rtl' : 'ltr';
 }
 
-// -- notes: the refused word above the one that replaced it --
+// -- notes: the refused word above the one that replaced it. They take no room from the text: a note that its
+// neighbours leave no room shrinks to a cross, and the word it stood for is in the tooltip, the card and "All" --
 
 function addNote(chip, refused, discarded, entry, token) {
   settleGap(true);
@@ -248,29 +249,25 @@ function addNote(chip, refused, discarded, entry, token) {
     lift.append(row);
     if (discarded.length > squares) { lift.append(el('em', 'more', `+${discarded.length - squares}`)); letters += 3; }
   }
-  chip.classList.add('noted');
+  lift.append(el('span', 'brief', refused.length ? '×' : el('u')));
   chip.append(lift);
   const own = spoken(token).length;
   openNote = { chip, lift, letters, squares, numDiscarded: discarded.length, own, roomLeft: lettersSince, previous: openNote };
-  chip.style.setProperty('--n', letters);
-  chip.style.setProperty('--d', squares);
-  chip.style.setProperty('--b', own);
   unsettled.push(openNote);
   if (openNote.previous) openNote.previous.previous = null; // keep no chain of all notes
   lettersSince = 0;
 }
 
-/** Decides, once, where the newest note hangs: to the right if the next words leave room, else to the left, else with
-    its squares folded, else widen. The style sheet widens by the same arithmetic from --n, --d, --b and --x. */
+/** Decides, once, how the newest note hangs: to the right if the next words leave room, else to the left, else with its
+    squares folded, else as a cross. */
 function settleGap(nextNoteIsHere = false) {
   const note = openNote;
   if (!note || note.settled || (lettersSince === 0 && !nextNoteIsHere)) return;
   note.settled = true;
-  note.chip._after = lettersSince;
   let fits = hangsRight(note) || hangsLeft(note);
   if (!fits && note.squares > 1) { foldSquares(note); fits = hangsRight(note) || hangsLeft(note); }
-  if (!fits) note.chip.style.setProperty('--x', lettersSince);
-  if (!fits || note.lift.classList.contains('lf')) unsettled.push(note);
+  if (!fits) { note.lift.classList.add('tight'); note.over = 0; }
+  if (note.lift.classList.contains('lf')) unsettled.push(note);
 }
 
 /** Whether the words after a note's own leave it room. */
@@ -295,27 +292,21 @@ function foldSquares(note) {
   $('.more', note.lift)?.remove();
   note.letters += number.length - (note.numDiscarded > note.squares ? 3 : 0);
   note.squares = 1;
-  note.chip.style.setProperty('--n', note.letters);
-  note.chip.style.setProperty('--d', 1);
 }
 
-/** Turns notes that would leave the box. Reads all places first, then writes, so that the page is laid out once. */
+/** Turns or shrinks notes that would leave the box. Reads all places first, then writes: the page is laid out once. */
 function keepNotesInside(notes) {
   const box = viewport.getBoundingClientRect();
-  const places = notes.map((note) => note.lift.getBoundingClientRect());
+  const places = notes.map(({ lift }) => lift.getBoundingClientRect());
   notes.forEach(({ lift, chip }, i) => {
     const { left, right, width } = places[i];
-    if (!width) return; // not shown at this depth
-    if (lift.classList.contains('lf')) {
-      if (left >= box.left) return;
-      lift.classList.remove('lf');
-      if (chip._after != null) chip.style.setProperty('--x', chip._after); // no room on the left after all: widen
-      return;
-    }
+    if (!width || lift.classList.contains('tight')) return; // not shown at this depth, or small already
+    if (lift.classList.contains('lf')) { if (left < box.left) lift.classList.add('tight'); return; }
+    if (right <= box.right - 4) return;
     const before = places[i - 1];
     const onOneLine = before && Math.abs(before.top - places[i].top) < 4;
     const turnedLeft = chip.getBoundingClientRect().right - width;
-    if (right > box.right - 4 && turnedLeft > (onOneLine ? before.right : box.left)) lift.classList.add('lf');
+    lift.classList.add(turnedLeft > (onOneLine ? before.right : box.left) ? 'lf' : 'tight');
   });
 }
 

@@ -31,9 +31,11 @@ function drawGround(drawing, chip, at) {
 /** The flagpole of a refusal and a hollow square for each draft that was never tested. */
 function drawNote(drawing, note, at) {
   const { x, y, width, height } = at(note.getBoundingClientRect());
+  const isTight = note.classList.contains('tight');
   const pole = note.classList.contains('lf') ? x + width - 0.5 : x + 0.5;
-  drawing.append(svg('line', { x1: pole, x2: pole, y1: y, y2: y + height, stroke: colour('corrected-line') }));
+  if (!isTight) drawing.append(svg('line', { x1: pole, x2: pole, y1: y, y2: y + height, stroke: colour('corrected-line') }));
   for (const square of note.querySelectorAll('u')) {
+    if (!square.checkVisibility()) continue;
     const place = at(square.getBoundingClientRect());
     drawing.append(svg('rect', { x: place.x + 0.5, y: place.y + 0.5, width: place.width - 1, height: place.height - 1, rx: 1, fill: 'none', stroke: colour('discarded-line') }));
   }
