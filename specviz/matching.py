@@ -116,9 +116,13 @@ class _Ways:
         return Told(drafted, min(accepted, size), own)
 
     def message(self, i: int) -> Told | None:
-        """Of one that may carry several steps: known where the list's part in it is."""
+        """Of one that may carry several steps: known where the list's part in it is. The last one may be cut short, so
+        what its last token is stays open."""
         first, last = (self.before[j] & self.after[j] for j in (i, i + 1))
         if first.bit_count() != 1 or last.bit_count() != 1:
             return None
         part = slice(first.bit_length() - 1, last.bit_length() - 1)
-        return Told(sum(self.drafted[part]), min(self.sizes[i], sum(self.accepted[part])), None)
+        drafted, accepted = sum(self.drafted[part]), sum(self.accepted[part])
+        is_one_step = part.stop == part.start + 1 and accepted + 1 == self.sizes[i] and i + 1 < len(self.sizes)
+        own: Origin | None = ("corrected" if accepted < drafted else "bonus") if is_one_step else None
+        return Told(drafted, min(self.sizes[i], accepted), own)
