@@ -1,6 +1,7 @@
 """One message of a serving engine's stream as plain data. Pure: text in, a frozen object out.
 
-The protocol is OpenAI's, with what vLLM adds to it (`token_ids`, `prompt_token_ids`) and llama.cpp (`timings`).
+The protocol is OpenAI's, with what vLLM adds to it (`token_ids`, `prompt_token_ids`, `metrics`), llama.cpp (`timings`)
+and SGLang (`sglext`, `matched_stop`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["DraftTimings", "RequestCounts", "StreamChunk", "StreamToken", "read_chunk", "whole_text"]
@@ -61,7 +62,7 @@ class StreamChunk:
     """One message. at_s: seconds since the request was sent.
 
     text: what it adds to the answer, reasoning included. tokens: what it carries; empty where the server tells none.
-    counts: with the last one, from a vLLM that was told to keep them for each request.
+    counts: with the last one, from an SGLang, or a vLLM that was told to keep them for each request.
     finish: OpenAI's word ("stop", "length", ...), "" while the run goes on. stop: the stop text that was met, if any.
     prompt_ids: with the first message. num_prompt, num_completion: the server's own count, with the last one.
     """
@@ -100,14 +101,15 @@ def read_chunk(data: str, at_s: float) -> StreamChunk | None:
         text="".join(whole_text(text) for text in texts),
         tokens=_tokens(choice),
         finish=whole_text(choice.get("finish_reason")),
-        stop=whole_text(choice.get("stop_reason")),
+        stop=whole_text(choice.get("stop_reason") or choice.get("matched_stop")),
         prompt_ids=_ids(message.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         num_prompt=_count(usage.get("prompt_tokens")),
         num_completion=_count(usage.get("completion_tokens")),
         timings=DraftTimings(_count(timings.get("draft_n")) or 0, _count(timings.get("draft_n_accepted")) or 0)
         if timings
         else None,
-        counts=_request_counts(_object(message.get("metrics")).get("speculative_decoding")),
+        counts=_counts_of_vllm(_object(message.get("metrics")).get("speculative_decoding"))
+        or _counts_of_sglang(_object(message.get("sglext")).get("spec_tokens_details")),
     )
 
 
@@ -116,25 +118,38 @@ def whole_text(value: Any) -> str:
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") if isinstance(value, str) else ""
 
 
-def _request_counts(value: Any) -> RequestCounts | None:
-    """vLLM's `metrics.speculative_decoding`; None where its numbers do not add up, as it may change."""
+def _counts_of_vllm(value: Any) -> RequestCounts | None:
+    """Its `metrics.speculative_decoding`; None where its numbers do not add up, as it may change."""
     told = _object(value)
-    drafts, drafted, accepted = (
-        _count(told.get(name)) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    )
-    histogram = _counts(told.get("acceptance_histogram"))
+    found = _totals(told, ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"))
+    if found is None:
+        return None
+    by_step = _counts(told.get("per_step_drafted")), _counts(told.get("per_step_accepted"))
+    is_whole = [len(told) for told in by_step] == [found.num_drafts] * 2 and [sum(told) for told in by_step] == [
+        found.num_drafted,
+        found.num_accepted,
+    ]
+    if not is_whole or any(not 0 <= a <= d <= _MAX_DRAFTED for d, a in zip(*by_step, strict=True)):
+        return found
+    return replace(found, drafted=by_step[0], accepted=by_step[1])
+
+
+def _counts_of_sglang(value: Any) -> RequestCounts | None:
+    """Its `sglext.spec_tokens_details`: without a list of its steps, but each of them has a draft."""
+    names = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_correct_drafts_histogram")
+    found = _totals(_object(value), names)
+    return found if found is None or found.num_drafts else None
+
+
+def _totals(told: Mapping[str, Any], names: Sequence[str]) -> RequestCounts | None:
+    """names: of the steps that drafted, drafted and accepted tokens, and the histogram of what was accepted a step."""
+    drafts, drafted, accepted = (_count(told.get(name)) for name in names[:3])
+    histogram = _counts(told.get(names[3]))
     if drafts is None or drafted is None or accepted is None or not accepted <= drafted:
         return None
     if histogram and (sum(histogram), sum(kept * steps for kept, steps in enumerate(histogram))) != (drafts, accepted):
         return None
-    by_step = _counts(told.get("per_step_drafted")), _counts(told.get("per_step_accepted"))
-    is_whole = [len(found) for found in by_step] == [drafts] * 2 and [sum(found) for found in by_step] == [
-        drafted,
-        accepted,
-    ]
-    if not is_whole or any(not 0 <= a <= d <= _MAX_DRAFTED for d, a in zip(*by_step, strict=True)):
-        by_step = (), ()
-    return RequestCounts(drafts, drafted, accepted, histogram, *by_step)
+    return RequestCounts(drafts, drafted, accepted, histogram)
 
 
 def _counts(value: Any) -> tuple[int, ...]:

@@ -6,7 +6,7 @@
 
 The server drafts and verifies; its method, draft length and number format are its own. What its stream does not tell,
 its counters tell for the whole run: they are read before and after. Where other requests ran beside, they are bounds,
-unless the engine counts each request by itself and says so in the last message, as vLLM does when told to.
+unless the engine counts each request by itself and says so in the last message, as SGLang does, and vLLM when told to.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from specviz.remote.counters import ServerCounters
 from specviz.remote.messages import Messages
 from specviz.remote.problems import broken_off
 from specviz.remote.request import request_of, start_of
+from specviz.remote.run_counts import counts_of
 from specviz.remote.server import Identity, Server
 from specviz.remote.steps import StepReader
 
@@ -97,8 +98,10 @@ class _Run:
     def events(self) -> Iterator[Event]:
         identity = self.server.identify()
         before = self._counters(identity)
-        gamma = len(before.accepted_at) if before else 0
-        steps = StepReader(gamma, before.speculates if before else None)
+        gamma, speculates = (before.gamma, before.speculates) if before else (0, None)
+        if identity.drafting is not None:
+            gamma, speculates = identity.drafting.num_steps or gamma, True
+        steps = StepReader(gamma, speculates)
         started = start_of(self.server.name, identity, self.prompt, self.config, steps.gamma)
         began = time.monotonic()
         messages = Messages(self.server.address, *request_of(identity, self.prompt, self.config))
@@ -197,7 +200,7 @@ class _Run:
             return None, []
         if self.own_counts is not None:
             self.engine.counts_requests = True
-            own = _counts_of(self.own_counts)
+            own = counts_of(self.own_counts, steps.sizes, is_chain=_is_chain(identity, before))
             return own, _differences(steps, own)
         if before is None:
             return None, ["The server shows no metrics, so what was refused is not known."]
@@ -206,12 +209,17 @@ class _Run:
         self.engine.counts_requests = False
         wrote = self.completion if self.completion is not None else len(steps.token_ids)
         delta = self._settled(identity, before, wrote)
-        if delta is None or delta.num_generated is None or delta.num_generated < wrote:
+        if delta is None or (generated := delta.num_generated or 0) < wrote:
             return None, ["The server's counters do not cover this run, so what was refused is not known."]
-        is_bound = delta.num_generated > wrote or bool(before.num_running) or bool(before.num_waiting)
+        if identity.drafting is not None:
+            delta = delta.with_drafts_of(identity.drafting.num_draft_tokens - 1)
+        is_bound = generated > wrote or bool(before.num_running) or bool(before.num_waiting)
         counts = delta.counts(is_bound=is_bound)
         if counts is None:
             return None, ["The server does not count what it drafts, so what was refused is not known."]
+        if identity.engine == "SGLang" and not is_bound:
+            own_counts = RequestCounts(counts.num_drafts, counts.num_drafted, counts.num_accepted)
+            counts = counts_of(own_counts, steps.sizes, is_chain=_is_chain(identity, before))
         if is_bound:
             words = ["Other requests ran beside it, so what was drafted and refused is at most what is shown."]
             return counts, words + ([HOW_TO_COUNT_REQUESTS] if identity.engine == "vLLM" else [])
@@ -263,18 +271,11 @@ _ENDS: dict[FinishReason, str] = {
 """First sentence of a message that goes on to say what the server left open."""
 
 
-def _counts_of(own: RequestCounts) -> EngineCounts:
-    """A request's own counts as those of a run."""
-    most = max((kept for kept, steps in enumerate(own.histogram) if steps), default=0)
-    places = max(most, max(own.drafted, default=len(own.histogram) - 1))
-    return EngineCounts(
-        own.num_drafts,
-        own.num_drafted,
-        own.num_accepted,
-        tuple(sum(own.histogram[place + 1 :]) for place in range(places)),
-        drafted_by_step=own.drafted,
-        accepted_by_step=own.accepted,
-    )
+def _is_chain(identity: Identity, counters: ServerCounters | None) -> bool:
+    """Whether every step of this server drafts a chain of one length: an SGLang's do, unless it drafts trees."""
+    if identity.drafting is not None:
+        return identity.drafting.is_chain
+    return counters is not None and bool(counters.draft_depth) and counters.draft_depth == counters.num_drafted_each
 
 
 def _differences(steps: StepReader, counts: EngineCounts) -> list[str]:
