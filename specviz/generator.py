@@ -54,7 +54,7 @@ _PLAIN: dict[str, Any] = {
     "detail": False,
     "options": {},
 }
-"""What turns a run's settings into those of plain decoding beside it."""
+"""Settings that turn a run into its plain baseline."""
 
 
 def plain_beside(config: RunConfig) -> RunConfig:
@@ -231,10 +231,10 @@ class SpeculativeGenerator:
         if not width:
             why = "Passes have as many rows as there are tokens to check"
             if word != "exact":
-                why = "Passes that hold more than one chain round otherwise than plain decoding's"
+                why = "Passes that hold more than one chain round differently from plain decoding's"
             elif min_rows:
-                why = f"The self-test vouches for drafts of up to {config.width - 1} tokens"
-            why += ", so near-ties may fall the other way."
+                why = f"The self-test covers drafts of up to {config.width - 1} tokens"
+            why += ", so near-ties may resolve differently."
             return width, min_rows, "lossless", why if report is None else f"{why} {report.sentence}"
         assert report is not None
         if word != "exact":
@@ -307,14 +307,14 @@ class _Run:
             try:
                 prefill = self._prefill()
             except Exception as error:
-                yield self._finish("error", sentence_for(error, stays="What is there stays."))
+                yield self._finish("error", sentence_for(error, stays="Everything so far is kept."))
                 return
             yield prefill
             while reason is None:
                 try:
                     step, reason = self._step()
                 except Exception as error:
-                    reason, message = "error", sentence_for(error, stays="What is there stays.")
+                    reason, message = "error", sentence_for(error, stays="Everything so far is kept.")
                     break
                 yield step
             yield self._finish(reason, message or self._reason_in_words(reason))
@@ -538,7 +538,7 @@ class _Run:
         if reason == "context":
             return f"The model reads {self.loaded.max_context} tokens, prompt included, and they are used up."
         if reason == "time":
-            return f"The time limit of {self.config.time_limit_s:g} s was reached. What is there stays."
+            return f"The time limit of {self.config.time_limit_s:g} s was reached. Everything so far is kept."
         return ""
 
     def _finish(self, reason: FinishReason, message: str = "") -> RunFinished:

@@ -21,8 +21,9 @@ __all__ = ["Sglang", "sglang"]
 class Sglang:
     """kept: [steps] drafted tokens each pass keeps. depth: of its drafts. topk, rows: as its settings name them.
 
-    tells_request: whether a request's own counts come with its last message. tells_settings: whether `/server_info` is
-    there, tells_metrics: whether `/metrics` is. beside: (requests, tokens, passes) that others finish while one runs. step_s: a pass's time.
+    tells_request: whether a request's own counts come with its last message. tells_settings, tells_metrics: whether
+    `/get_server_info` and `/metrics` are there. beside: (requests, tokens, passes) that others finish while one runs.
+    step_s: a pass's time.
     """
 
     kept: list[int] = field(default_factory=lambda: [3, 0, 1, 3, 2])

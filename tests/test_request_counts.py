@@ -79,7 +79,7 @@ def test_on_a_busy_server_nothing_is_a_bound_and_without_the_list_it_is(replay: 
     assert busy.counter("spec_decode_num_drafts_total") == 49
     exact = run(replay, "detailed-busy")
     assert (fold(exact).num_drafted, fold(exact).alpha) == (64, pytest.approx(5 / 21))
-    assert "at most" not in exact[-1].message
+    assert "upper bounds" not in exact[-1].message
     replay.edit = without_counts
     bounded = run(replay, "detailed-busy")
     assert fold(bounded).is_bound

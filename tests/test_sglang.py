@@ -86,7 +86,7 @@ def test_beside_others_its_metrics_are_bounds() -> None:
     c = fold(events)
     assert c.is_bound
     assert c.num_drafted >= 15
-    assert "at most" in events[-1].message
+    assert "upper bounds" in events[-1].message
 
 
 def test_a_tree_drafts_more_rows_than_it_is_deep() -> None:

@@ -179,7 +179,7 @@ class _Run:
         counts, words = self._counts(steps, identity, before)
         if not steps.tokens_are_told:
             told = "" if self.completion is None else f" It counts {self.completion}."
-            words = [f"The server does not tell tokens, so each message counts as one.{told}", *words]
+            words = [f"The server does not report tokens, so each message counts as one.{told}", *words]
         if steps.prefill is not None and reason in _ENDS:
             words = [_ENDS[reason], *words]
         return self._finished(steps, reason, " ".join(words), counts)
@@ -221,7 +221,7 @@ class _Run:
             own_counts = RequestCounts(counts.num_drafts, counts.num_drafted, counts.num_accepted)
             counts = counts_of(own_counts, steps.sizes, is_chain=_is_chain(identity, before))
         if is_bound:
-            words = ["Other requests ran beside it, so what was drafted and refused is at most what is shown."]
+            words = ["Other requests ran at the same time, so the drafted and refused counts are upper bounds."]
             return counts, words + ([HOW_TO_COUNT_REQUESTS] if identity.engine == "vLLM" else [])
         return counts, _differences(steps, counts)
 
