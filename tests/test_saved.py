@@ -32,8 +32,7 @@ RACE = sorted((TRACES / "race").glob("*.jsonl"))
 NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "notebook.ipynb"
 MAX_PLAYER = 400_000  # beside the run itself
 HOSTILE = (
-    "</script><script>alert(1)</script><!--\u2028\u2029 ]]> {runs} ${x} `${1}` %s & 'x\" "
-    "<img src=x onerror=alert(2)>"
+    "</script><script>alert(1)</script><!--\u2028\u2029 ]]> {runs} ${x} `${1}` %s & 'x\" <img src=x onerror=alert(2)>"
 )
 
 
