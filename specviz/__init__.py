@@ -4,6 +4,10 @@
     for event in generator.stream("Why is the sky blue?", RunConfig(method="prompt-lookup")):
         ...                                 # RunStarted, PrefillDone, StepDone (many), RunFinished
 
+    with specviz.watch(model) as run:           # a transformers model of your own
+        model.generate(**inputs, assistant_model=draft)
+    run.save("run.jsonl")
+
 A run is a stream of typed events, and everything else reads the stream: `fold(events)` gives every count and rate,
 `specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to. Ways to draft are in
 `specviz.drafters.registry`, closed forms in `specviz.theory`, named models in `specviz.models.catalog`, and what is
@@ -22,6 +26,7 @@ from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 from specviz.metrics import Counters, fold
 
 if TYPE_CHECKING:
+    from specviz.generate.watch import watch
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
 
@@ -40,6 +45,7 @@ __all__ = [
     "StepDone",
     "fold",
     "load_pair",
+    "watch",
 ]
 
 
@@ -58,4 +64,8 @@ def __getattr__(name: str) -> Any:
         from specviz.models.loader import load_pair
 
         return load_pair
+    if name == "watch":
+        from specviz.generate.watch import watch
+
+        return watch
     raise AttributeError(f"module 'specviz' has no attribute {name!r}")
