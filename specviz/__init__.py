@@ -9,7 +9,8 @@
     run.save("run.jsonl")
 
 A run is a stream of typed events, and everything else reads the stream: `fold(events)` gives every count and rate,
-`specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to. Ways to draft are in
+`specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to, and
+`show(events)` plays it in a notebook. Ways to draft are in
 `specviz.drafters.registry`, closed forms in `specviz.theory`, named models in `specviz.models.catalog`, and what is
 raised on purpose in `specviz.errors`.
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from specviz.generate.watch import watch
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
+    from specviz.ui.notebook import compare, show
 
 __version__ = "0.1.0"
 
@@ -43,8 +45,10 @@ __all__ = [
     "SpeculativeGenerator",
     "SpecvizError",
     "StepDone",
+    "compare",
     "fold",
     "load_pair",
+    "show",
     "watch",
 ]
 
@@ -64,6 +68,10 @@ def __getattr__(name: str) -> Any:
         from specviz.models.loader import load_pair
 
         return load_pair
+    if name in ("compare", "show"):
+        from specviz.ui import notebook
+
+        return getattr(notebook, name)
     if name == "watch":
         from specviz.generate.watch import watch
 

@@ -239,6 +239,8 @@ class EngineCounts:
 
     num_drafts: steps that drafted. accepted_at: [positions] accepted tokens by place in the draft, first place first.
     is_bound: other requests ran beside this one, so each number is at most that for this run.
+    drafted_by_step, accepted_by_step: [steps that drafted] tokens, in order and for this run alone, where the engine
+        lists them.
     """
 
     num_drafts: int
@@ -246,10 +248,15 @@ class EngineCounts:
     num_accepted: int
     accepted_at: tuple[int, ...] = ()
     is_bound: bool = False
+    drafted_by_step: tuple[int, ...] = ()
+    accepted_by_step: tuple[int, ...] = ()
 
     @property
     def num_rejections(self) -> int | None:
         """Drafts that ended in a refusal; None where drafts of several lengths leave it open."""
+        if self.drafted_by_step:
+            pairs = zip(self.drafted_by_step, self.accepted_by_step, strict=True)
+            return sum(accepted < drafted for drafted, accepted in pairs)
         if not self.num_accepted:
             return self.num_drafts
         if self.num_accepted == self.num_drafted:
@@ -287,23 +294,24 @@ Event = RunStarted | PrefillDone | StepDone | RunFinished
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in (RunStarted, PrefillDone, StepDone, RunFinished)}
 
 
-def event_to_json(event: Event) -> dict[str, Any]:
+def event_to_json(event: Any) -> dict[str, Any]:
     """Plain dictionary with the class name under "type" and fields at their default left out."""
     return {"type": type(event).__name__, **_plain(event)}
 
 
-def event_from_json(data: Any) -> Event:
+def event_from_json(data: Any, kinds: Mapping[str, type] = _TYPES) -> Any:
     """The event that `event_to_json` wrote, checked field by field.
 
+    kinds: the classes that are allowed, by name; those of a run if nothing is said.
     Raises:
         TraceError: not an object, an unknown type, a missing or unknown field, a wrong type; a number that is not
             finite, larger than MAX_INT, or outside what its name allows; text that is not valid Unicode.
     """
     if not isinstance(data, Mapping):
         raise TraceError(f"An event must be a JSON object, not {type(data).__name__}.")
-    cls = _TYPES.get(str(data.get("type")))
+    cls = kinds.get(str(data.get("type")))
     if cls is None:
-        raise TraceError(f"Unknown event type {str(data.get('type'))[:40]!r}; known are {', '.join(_TYPES)}.")
+        raise TraceError(f"Unknown event type {str(data.get('type'))[:40]!r}; known are {', '.join(kinds)}.")
     return _build(cls, {key: value for key, value in data.items() if key != "type"}, cls.__name__)
 
 

@@ -18,7 +18,7 @@ from specviz.generate.adapter import Adapter, Call, Round
 from specviz.generate.recording import Recording
 from specviz.metrics import Baseline, Counters, fold
 from specviz.models.machine import probe, versions
-from specviz.trace import dump_trace
+from specviz.trace import Trace, dump_trace
 
 __all__ = ["WatchedRun", "watch"]
 
@@ -104,6 +104,13 @@ class WatchedRun:
         return next((run for run in reversed(self.runs) if run is not chosen and _is_plain_beside(run, chosen)), ())
 
     @property
+    def trace(self) -> Trace:
+        """`events` with `plain` beside them, as a trace file holds them. Raises ConfigError: nothing was recorded."""
+        if not self.events:
+            raise ConfigError("Nothing was recorded. Call model.generate inside the `with specviz.watch(model)` block.")
+        return Trace(self.events, self.plain)
+
+    @property
     def counters(self) -> Counters:
         """Counts and rates of `events`."""
         return fold(self.events)
@@ -120,14 +127,9 @@ class WatchedRun:
         return len(self.events)
 
     def save(self, path: str | Path) -> None:
-        """Write `events`, and `plain` beside them, as a trace (.jsonl), to be opened on the page or by `load_trace`.
-
-        Raises:
-            ConfigError: nothing was recorded.
-        """
-        if not self.events:
-            raise ConfigError("Nothing was recorded. Call model.generate inside the `with specviz.watch(model)` block.")
-        Path(path).write_text(dump_trace(self.events, self.plain), encoding="utf-8")
+        """Write `trace` as a file (.jsonl), to be opened on the page or by `load_trace`. Raises what `trace` does."""
+        trace = self.trace
+        Path(path).write_text(dump_trace(trace.events, trace.plain), encoding="utf-8")
 
     # --- what the adapter tells -------------------------------------------------------------------------------------
 
