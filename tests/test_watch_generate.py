@@ -294,7 +294,7 @@ def test_a_watched_run_is_a_trace_with_plain_decoding_beside_it(tiny: Tiny, tmp_
     assert len(run) == len(run.events) and fold(run).num_tokens == 24
     assert trace.started.prompt == tiny.tokenizer.decode(PROMPT[0])
     shown = specviz.show(run).html
-    assert "transformers-assisted" in shown and '"of": "plain"' not in shown
+    assert "transformers: assisted generation" in shown and '"same_text":true' in shown
 
 
 def test_the_tokenizer_is_found_beside_the_models_weights(tiny: Tiny, tmp_path: Path) -> None:

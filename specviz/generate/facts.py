@@ -16,16 +16,7 @@ from transformers.generation import (
 from specviz.events import Exactness, ModelInfo
 from specviz.generate.adapter import Call
 
-__all__ = ["TITLES", "Facts"]
-
-TITLES = {
-    "transformers": "transformers: plain decoding",
-    "transformers-assisted": "transformers: assisted generation",
-    "transformers-lookup": "transformers: prompt lookup",
-    "transformers-early-exit": "transformers: early exit",
-    "transformers-universal": "transformers: universal assisted generation",
-}
-"""By the method of a watched run."""
+__all__ = ["Facts", "info_of"]
 
 _DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
 _ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")

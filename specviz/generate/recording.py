@@ -129,6 +129,7 @@ class Recording:
             gamma=round_.asked,
             settings=facts.settings() | {"method": facts.method, "gamma": round_.asked},
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            pair=target.name.rstrip("/").rsplit("/", 1)[-1],
             device=str(self._model.device),
             num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
             notes=tuple(facts.notes(self._texts is not None)),
