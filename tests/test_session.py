@@ -360,7 +360,7 @@ def test_case_35_a_state_outside_the_cache_is_refused_before_the_first_token(kin
 )
 def test_full_attention_is_accepted(kind):
     family = AutoConfig.for_model(kind)
-    model = types.SimpleNamespace(config=family, _is_stateful=False)
+    model = types.SimpleNamespace(config=family, _is_stateful=False, modules=lambda: ())
     check_croppable(model, 64)
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from specviz.models.cache import InPlaceCache
 from specviz.models.int8 import Int8Linear
-from specviz.models.states import attends, layers_of, step_through_scans
+from specviz.models.states import layers_of, needs_mask, step_through_scans
 from specviz.models.windows import layer_types, narrowed, windows_of
 
 __all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
@@ -106,7 +106,7 @@ class TransformersDecoder:
         self._can_keep = "logits_to_keep" in accepted
         windows, types, kinds = windows_of(model), layer_types(config), layers_of(model)
         step_through_scans(model)
-        attending = [index for index, kind in enumerate(kinds) if attends(kind)]
+        attending = [i for i, kind in enumerate(kinds) if needs_mask(kind, types[i] if types else None)]
         self._windows = [windows[index] for index in attending]
         self._types = None if types is None else [types[index] for index in attending]
         self._stateful_types = {types[i]: None for i, kind in enumerate(kinds) if types and i not in attending}

@@ -16,7 +16,6 @@ from transformers.cache_utils import (
     DummyLayer,
     DynamicCache,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
@@ -29,11 +28,12 @@ __all__ = [
     "has_states",
     "is_known_layer",
     "layers_of",
+    "needs_mask",
     "state_notes",
     "step_through_scans",
 ]
 
-_KNOWN = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+_UNCUT = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 _NO_MIXING = ("mlp", "moe")
 """Layer types that look at no other token."""
 
@@ -43,14 +43,19 @@ def layers_of(model: Any) -> list[Any]:
     return list(DynamicCache(config=model.config.get_text_config(decoder=True)).layers)
 
 
-def is_known_layer(layer: Any, layer_type: str | None) -> bool:
-    """Whether sessions know what this layer keeps. A dummy may also stand for keys that another layer keeps."""
-    return type(layer) in _KNOWN or (type(layer) is DummyLayer and layer_type in _NO_MIXING)
+def is_known_layer(layer: Any) -> bool:
+    """Whether the layer keeps a state, or all keys, in a way that sessions know."""
+    return type(layer) in _UNCUT
 
 
 def attends(layer: Any) -> bool:
-    """Whether the layer keeps keys and values, so that it needs a mask."""
+    """Whether the layer keeps keys and values."""
     return isinstance(layer, DynamicLayer)
+
+
+def needs_mask(layer: Any, layer_type: str | None) -> bool:
+    """Whether the layer attends, be it to keys that another layer keeps."""
+    return attends(layer) or (type(layer) is DummyLayer and layer_type not in _NO_MIXING)
 
 
 def has_state(layer: Any) -> bool:
@@ -139,7 +144,8 @@ def step_through_scans(model: Any) -> None:
     """
     for module in model.modules():
         if _is_first_mamba(module) and not hasattr(module, "steps"):
-            module.__class__ = _stepping(type(module))  # not a function of this one module: copies must have their own
+            kind: Any = type(module)
+            module.__class__ = _stepping(kind)  # not a function of this one module: copies must have their own
 
 
 def _is_first_mamba(module: Any) -> bool:

@@ -6,11 +6,12 @@ cache that drops old keys, as the library's own does, could not bring them back.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DummyLayer, DynamicSlidingWindowLayer
 
 from specviz.errors import CacheNotCroppableError
 from specviz.models.states import has_state, is_known_layer, layers_of
@@ -19,6 +20,12 @@ __all__ = ["check_croppable", "layer_types", "narrowed", "windows_of"]
 
 ONE_MASK = ("mistral", "ministral3")
 """Families whose code makes one mask for all layers, whatever their configuration says."""
+
+_MASK_MAKER = "create_sliding_window_causal_mask"
+"""What the library's code for a family with windows calls; the others see everything, whatever a configuration says."""
+
+_ROUNDS = ("n_recurrent_loops", "H_cycles")
+"""Of families that run through their layers several times (Dory, HRM) and keep what each round saw."""
 
 
 def check_croppable(model: Any, unmasked: int | None = None) -> None:
@@ -49,6 +56,8 @@ def windows_of(model: Any) -> tuple[int | None, ...]:
     """
     config = model.config.get_text_config(decoder=True)
     kind = _kind(model)
+    if any(getattr(config, name, None) is not None for name in _ROUNDS):
+        raise CacheNotCroppableError(_refusal(kind, "what each round through the same layers saw"))
     try:
         layers = layers_of(model)
     except Exception as error:  # unknown layer types raise whatever the library of the day raises
@@ -59,18 +68,20 @@ def windows_of(model: Any) -> tuple[int | None, ...]:
     types = layer_types(config)
     windows: list[int | None] = []
     for index, layer in enumerate(layers):
-        is_window = type(layer) is DynamicSlidingWindowLayer
-        if is_window and (types is None or types[index] == "sliding_attention"):
-            windows.append(int(layer.sliding_window))
-        elif not is_window and is_known_layer(layer, None if types is None else types[index]):
+        name = None if types is None else types[index]
+        # A dummy reads the keys of a layer before it (Gemma 3n and 4), within its own window, or attends to nothing.
+        dummy, window = type(layer) is DummyLayer, type(layer) is DynamicSlidingWindowLayer
+        if is_known_layer(layer) or (dummy and name != "sliding_attention"):
             windows.append(None)
+        elif dummy or (window and name in (None, "sliding_attention")):
+            windows.append(int(config.sliding_window if dummy else layer.sliding_window))
         else:  # chunks of attention look like a window to the cache, yet hide other tokens
-            raise CacheNotCroppableError(_refusal(kind, type(layer).__name__ if types is None else types[index]))
+            raise CacheNotCroppableError(_refusal(kind, name or type(layer).__name__))
     if types is None and (len(set(windows)) > 1 or (any(windows) and getattr(config, "sliding_window", None) is None)):
         raise CacheNotCroppableError(_refusal(kind, "attention in chunks"))
     if kind in ONE_MASK and len(set(windows)) > 1:
         raise CacheNotCroppableError(_refusal(kind, "layers of two kinds under one mask"))
-    return tuple(windows)
+    return tuple(windows) if any(windows) and _makes_windows(model) else (None,) * len(windows)
 
 
 def layer_types(config: Any) -> list[str] | None:
@@ -92,6 +103,11 @@ def narrowed(seen: Tensor, positions: Tensor, start: int, window: int | None) ->
     places = torch.arange(seen.shape[-1], device=seen.device)
     places[start : start + len(positions)] = positions
     return seen & (places > positions[:, None] - window)
+
+
+def _makes_windows(model: Any) -> bool:
+    files = {type(module).__module__ for module in model.modules()}
+    return any(hasattr(sys.modules.get(name), _MASK_MAKER) for name in files)
 
 
 def _kind(model: Any) -> str:
