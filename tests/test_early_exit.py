@@ -27,6 +27,7 @@ from specviz.drafters import registry
 from specviz.drafters.base import DraftContext
 from specviz.drafters.early_exit import EarlyExitDrafter, read_exit_layer
 from specviz.errors import ConfigError
+from specviz.models.attention import Attention
 from specviz.models.cache import InPlaceCache
 from specviz.models.decoder import LeanDecoder
 from specviz.models.session import Session
@@ -196,13 +197,13 @@ def test_the_cache_after_each_step_is_that_of_a_fresh_run(make, exit_layer, exac
 def test_the_first_layers_are_run_once_for_every_token(monkeypatch):
     """Drafting n tokens runs E layers n times on one row; checking runs E layers on the last one, the others on all."""
     passes: list[tuple[int, int, int]] = []
-    run_layers = LeanDecoder.run_layers
+    run = LeanDecoder.run
 
-    def spy(self: LeanDecoder, x: Tensor, positions: Tensor, seen: Tensor, held: InPlaceCache, *span: int) -> Tensor:
-        passes.append((x.shape[0], *span))
-        return run_layers(self, x, positions, seen, held, *span)
+    def spy(self: LeanDecoder, x: Tensor, positions: Tensor, attention: Attention, *span: int) -> Tensor:
+        passes.append((len(positions), *span))
+        return run(self, x, positions, attention, *span)
 
-    monkeypatch.setattr(LeanDecoder, "run_layers", spy)
+    monkeypatch.setattr(LeanDecoder, "run", spy)
     events = play(generator(llama(), eos=()), PROMPT, early(2, gamma=3, max_new_tokens=9))
     assert passes[0] == (len(PROMPT) - 1, 0, LAYERS)
     place = 1
