@@ -24,6 +24,7 @@ from torch.nn.functional import linear, pad, silu
 from specviz.models.attention import Attention, Block, Heads, SingleAttention, additive
 from specviz.models.cache import InPlaceCache
 from specviz.models.int8 import Int8Linear
+from specviz.models.windows import layer_types, narrowed, windows_of
 
 __all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
 
@@ -107,6 +108,8 @@ class TransformersDecoder:
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._can_keep = "logits_to_keep" in accepted
+        self._windows = windows_of(model)
+        self._types = layer_types(config)
 
     def forward(
         self,
@@ -124,7 +127,7 @@ class TransformersDecoder:
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
             "position_ids": positions[None],
-            "attention_mask": additive(seen, self._dtype, lowest=True) if self._adds_mask else seen[None, None],
+            "attention_mask": self._masks(seen, positions, cache.start),
             self._cache_name: cache.handle,
             "use_cache": True,
         }
@@ -141,6 +144,18 @@ class TransformersDecoder:
             states[-1][0] if hidden else None,
             torch.stack([states[tap][0] for tap in taps], 1) if taps else None,
         )
+
+    def _masks(self, seen: Tensor, positions: Tensor, start: int) -> Tensor | dict[str, Tensor]:
+        """One mask where all layers see alike, which every family takes; else one for each type of layer."""
+        made = {
+            window: additive(shown, self._dtype, lowest=True) if self._adds_mask else shown[None, None]
+            for window in set(self._windows)
+            for shown in [narrowed(seen, positions, start, window)]
+        }
+        if len(made) == 1:
+            return made[self._windows[0]]
+        assert self._types is not None, "layers without types that differ"
+        return {name: made[window] for name, window in zip(self._types, self._windows, strict=True)}
 
     def project(self, states: Tensor) -> Tensor:
         model = self._model()
@@ -173,6 +188,7 @@ class LeanDecoder:
         self._head = _Projection([model.lm_head])
         self._least_rows = _least_rows([layer.down for layer in self._layers])
         self.num_bytes = self._head.num_bytes + sum(layer.num_bytes for layer in self._layers)
+        self._window: int | None = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
 
@@ -217,7 +233,7 @@ class LeanDecoder:
             x = torch.cat((x, x), -1)
         rows = len(x)
         x = self.filled(x, least_rows)
-        attention = SingleAttention(seen, cache, self.heads, x[:, :1], blocks)
+        attention = SingleAttention(self.narrowed(seen, positions, cache.start), cache, self.heads, x[:, :1], blocks)
         tapped = []
         for first, last in pairwise((0, *taps, self.num_layers)):
             x = self.run(x, positions, attention, first, last)
@@ -254,7 +270,12 @@ class LeanDecoder:
         """
         rows = len(x)
         x = self.filled(x)
-        return self.run(x, positions, SingleAttention(seen, cache, self.heads, x[:, :1]), first, last)[:rows]
+        attention = SingleAttention(self.narrowed(seen, positions, cache.start), cache, self.heads, x[:, :1])
+        return self.run(x, positions, attention, first, last)[:rows]
+
+    def narrowed(self, seen: Tensor, positions: Tensor, start: int) -> Tensor:
+        """A mask as the model's sliding window leaves it; `start`: the cache's entry of the first row."""
+        return narrowed(seen, positions, start, self._window)
 
     def run(self, x: Tensor, positions: Tensor, attention: Attention, first: int, last: int) -> Tensor:
         """[rows or more, d_model] states through layers first..last - 1; there are as many rows as positions, and those
