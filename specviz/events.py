@@ -212,6 +212,8 @@ class StepDone:
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
+    company: runs that shared the target's pass, this one included. Beside others verify_s counts until the pass was
+        done for all of them, waiting for their drafts included: a pace, and no measure of the method.
     """
 
     index: int
@@ -228,6 +230,7 @@ class StepDone:
     gamma: int
     note: DraftNote | None = None
     num_padding: int = 0
+    company: int = 1
 
 
 @dataclass(frozen=True, slots=True)

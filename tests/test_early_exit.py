@@ -20,8 +20,8 @@ from fakes import config, found_exact, generator, loaded_pair, tiny_gpt2
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import specviz.generator
 import specviz.models.decoder
+import specviz.run
 from specviz.config import SamplingParams
 from specviz.drafters import registry
 from specviz.drafters.base import DraftContext
@@ -93,7 +93,7 @@ def sessions(monkeypatch) -> list[Session]:
             super().__init__(*args, **more)
             made.append(self)
 
-    monkeypatch.setattr(specviz.generator, "Session", Watched)
+    monkeypatch.setattr(specviz.run, "Session", Watched)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,7 +35,7 @@ class PassRequest:
     ids: one a row. positions: of each. key_len: places that its attention reads, unused ones included.
     rows: of its own pass, with those that only fill it up. parents: of a tree's nodes behind the root, None = a chain.
     blocks: rows to be attended apart, see `specviz.models.attention`. num_logits: how many of the last rows' it wants.
-    seconds: of the pass, once it is done.
+    seconds: that it took, once it is done. company: sequences that shared the pass, this one included.
     """
 
     session: Session
@@ -47,10 +48,16 @@ class PassRequest:
     parents: tuple[int, ...] | None = None
     blocks: Sequence[Block] = ()
     seconds: float = 0.0
+    company: int = 1
 
     def run(self) -> Tensor:
         """Make the pass, for this sequence alone. Returns [num_logits, vocab]."""
-        return self.session.run(self)
+        began = time.perf_counter()
+        logits = self.session.run(self)
+        if logits.device.type == "cuda":
+            torch.cuda.synchronize()  # a pass is over when the device says so
+        self.seconds = time.perf_counter() - began
+        return logits
 
 
 class Session:
