@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from specviz.models.cache import InPlaceCache
+from specviz.models.cache import KeyValues
 
 __all__ = ["Attention", "Block", "Heads", "SingleAttention", "additive"]
 
@@ -47,7 +47,7 @@ class SingleAttention:
     """
 
     def __init__(
-        self, seen: Tensor, cache: InPlaceCache, heads: Heads, like: Tensor, blocks: Sequence[Block] = ()
+        self, seen: Tensor, cache: KeyValues, heads: Heads, like: Tensor, blocks: Sequence[Block] = ()
     ) -> None:
         """
         Args:

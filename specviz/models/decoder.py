@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad, silu
 
 from specviz.models.attention import Attention, Block, Heads, SingleAttention, additive
-from specviz.models.cache import InPlaceCache
+from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.int8 import Int8Linear
 from specviz.models.windows import layer_types, narrowed, windows_of
 
@@ -52,7 +52,7 @@ class Decoder(Protocol):
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
@@ -116,7 +116,7 @@ class TransformersDecoder:
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
@@ -124,6 +124,7 @@ class TransformersDecoder:
         blocks: Sequence[Block] = (),
         least_rows: int = 0,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        assert isinstance(cache, InPlaceCache), "the library's models write into its own kind of cache"
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
             "position_ids": positions[None],
@@ -220,7 +221,7 @@ class LeanDecoder:
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
@@ -261,9 +262,7 @@ class LeanDecoder:
     def project(self, states: Tensor) -> Tensor:
         return self._head(self.filled(states))[: len(states)]
 
-    def run_layers(
-        self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
-    ) -> Tensor:
+    def run_layers(self, x: Tensor, positions: Tensor, seen: Tensor, cache: KeyValues, first: int, last: int) -> Tensor:
         """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache.
 
         A first layer with a hidden norm takes [rows, 2 d_model], see `specviz.models.trunk`.

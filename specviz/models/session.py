@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specviz.models.attention import Block
-from specviz.models.cache import InPlaceCache
+from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
 from specviz.models.windows import check_croppable
 
@@ -103,7 +103,7 @@ class Session:
         self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
-        self._cache = InPlaceCache(self._decoder.num_layers, room)
+        self._cache: KeyValues = InPlaceCache(self._decoder.num_layers, room)
         self._keep_hidden = keep_hidden or taps is not None
         self._taps = taps
         self._tapped: Tensor | None = None
@@ -116,6 +116,37 @@ class Session:
     @property
     def length(self) -> int:
         return self._cache.length
+
+    @property
+    def cache(self) -> KeyValues:
+        return self._cache
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """After how many layers passes have to hand out the states; empty where nobody asks."""
+        return tuple(self._taps or ())
+
+    @property
+    def keeps_hidden(self) -> bool:
+        return self._keep_hidden
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the states of every token are collected, those of the prompt too."""
+        return self._taps is not None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the target's passes can hold rows of other sequences."""
+        return isinstance(self._decoder, LeanDecoder)
+
+    def use(self, cache: KeyValues, token_ids: Sequence[int] = ()) -> None:
+        """Keep keys and values in another cache, before the first pass. token_ids: of the entries it has already, which
+        count as read."""
+        assert not self.token_ids and len(token_ids) == cache.length
+        self._cache = cache
+        self.token_ids = list(token_ids)
+        self._num_read = len(token_ids)
 
     @property
     def num_bytes(self) -> int:
@@ -265,6 +296,7 @@ class Session:
 
     def close(self) -> None:
         """Free the keys and values."""
+        self._cache.close()
         self._cache = InPlaceCache(0, 0)
         self._decoder = None
         self._early.clear()
