@@ -193,6 +193,7 @@ class RunStarted:
 class PrefillDone:
     """The prompt is in the caches: all but its last token here, all of it in a serving engine.
 
+    prefill_s: with the first step in it where that read the prompt too (`StepDone.with_prompt`).
     emitted: empty here. A serving engine reads the whole prompt and so writes its first token before the first step.
     """
 
@@ -212,6 +213,7 @@ class StepDone:
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
+    with_prompt: the step's pass read the prompt as well, so its seconds are in `prefill_s` and it has none of its own.
     company: runs that shared the target's pass, this one included. Beside others verify_s counts until the pass was
         done for all of them, waiting for their drafts included: a pace, and no measure of the method.
     """
@@ -230,6 +232,7 @@ class StepDone:
     gamma: int
     note: DraftNote | None = None
     num_padding: int = 0
+    with_prompt: bool = False
     company: int = 1
 
 
@@ -239,6 +242,8 @@ class EngineCounts:
 
     num_drafts: steps that drafted. accepted_at: [positions] accepted tokens by place in the draft, first place first.
     is_bound: other requests ran beside this one, so each number is at most that for this run.
+    drafted_by_step, accepted_by_step: [steps that drafted] tokens, in order and for this run alone, where the engine
+        lists them.
     """
 
     num_drafts: int
@@ -246,10 +251,15 @@ class EngineCounts:
     num_accepted: int
     accepted_at: tuple[int, ...] = ()
     is_bound: bool = False
+    drafted_by_step: tuple[int, ...] = ()
+    accepted_by_step: tuple[int, ...] = ()
 
     @property
     def num_rejections(self) -> int | None:
         """Drafts that ended in a refusal; None where drafts of several lengths leave it open."""
+        if self.drafted_by_step:
+            pairs = zip(self.drafted_by_step, self.accepted_by_step, strict=True)
+            return sum(accepted < drafted for drafted, accepted in pairs)
         if not self.num_accepted:
             return self.num_drafts
         if self.num_accepted == self.num_drafted:

@@ -29,9 +29,12 @@ class Counters:
     tested_at, accepted_at, drafted_at: by place in the draft, first place first.
     accepted_histogram: accepted_histogram[k] = steps that drafted and kept exactly k tokens.
     num_prefill_tokens: tokens that a serving engine wrote with the prompt; they are in no step and in no other count.
+    num_untimed_steps, num_untimed_tokens, num_untimed_drafted: of steps whose pass read the prompt as well, and whose
+        seconds are the prefill's. They are in all other counts, and left out of rates by time.
     steps_are_told: whether every step said what it drafted; a serving engine's may not, its counters come at the end.
     drafted_is_known: whether the drafted tokens of the whole run are known. rejections_are_known: likewise.
     is_bound: other requests ran beside: what was drafted and refused is at most what is counted here.
+    fates_are_told: whether it is known of every token of the target's own how it came about.
     """
 
     num_steps: int = 0
@@ -56,11 +59,15 @@ class Counters:
     overlap_sum: float = 0.0
     num_overlaps: int = 0
     num_prefill_tokens: int = 0
+    num_untimed_steps: int = 0
+    num_untimed_tokens: int = 0
+    num_untimed_drafted: int = 0
     is_chain: bool = True
     steps_are_told: bool = True
     drafted_is_known: bool = True
     rejections_are_known: bool = True
     is_bound: bool = False
+    fates_are_told: bool = True
     reason: str | None = None
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -106,13 +113,17 @@ class Counters:
 
         num_drafted = len(step.drafted) if step.num_drafted is None else step.num_drafted
         if step.num_drafted is None:
-            self.steps_are_told = self.drafted_is_known = self.rejections_are_known = False
+            self.steps_are_told = self.drafted_is_known = self.rejections_are_known = self.fates_are_told = False
             num_drafted = max(num_drafted, step.num_accepted)
         refused = any(token.origin == "corrected" for token in step.emitted) or (
             not step.drafted and step.num_drafted is not None and step.num_drafted > step.num_accepted
         )
         self.num_drafted += num_drafted
         self.num_rejections += refused
+        if step.with_prompt:
+            self.num_untimed_steps += 1
+            self.num_untimed_tokens += len(step.emitted)
+            self.num_untimed_drafted += num_drafted
         if not step.drafted:  # told as a number only
             self.num_rejected += refused
             self.num_discarded += num_drafted - step.num_accepted - refused
@@ -134,13 +145,17 @@ class Counters:
                 _grow(self.accepted_at, place)
                 self.accepted_at[place] += 1
             _grow(self.accepted_at, len(self.tested_at) - 1)
-        self.recent.append((step.num_accepted, int(refused), num_drafted, len(step.emitted), seconds))
+        num_timed = 0 if step.with_prompt else len(step.emitted)
+        self.recent.append((step.num_accepted, int(refused), num_drafted, num_timed, seconds))
 
     def _take_counts(self, counts: EngineCounts) -> None:
         """The whole run's counts from a serving engine, in place of what its steps could not tell.
 
         Beside other requests they are the most that can be this run's; what was accepted is known from its own text.
         """
+        if counts.drafted_by_step:
+            self._take_steps(counts)
+            return
         self.drafted_is_known, self.is_bound = True, counts.is_bound
         drafts, drafted, rejections = counts.num_drafts, counts.num_drafted, counts.num_rejections
         refused = counts.num_drafted - counts.num_accepted
@@ -166,6 +181,29 @@ class Counters:
             self.tested_at[1:] = self.accepted_at[:-1]
         self.num_rejected = self.num_rejections
         self.num_discarded = max(0, refused - self.num_rejections)
+
+    def _take_steps(self, counts: EngineCounts) -> None:
+        """The list that a serving engine keeps of this run's drafting steps, whatever ran beside: nothing is a bound.
+
+        A last step that the answer's end cut short counts as the engine counts it, in full.
+        """
+        drafted, accepted = counts.drafted_by_step, counts.accepted_by_step
+        refused = [a < d for d, a in zip(drafted, accepted, strict=True)]
+        is_cut = self.num_accepted < counts.num_accepted  # then the last step wrote no token of its own
+        own = self.num_tokens - min(self.num_accepted, counts.num_accepted) - is_cut
+        self.drafted_is_known = self.rejections_are_known = self.fates_are_told = True
+        self.num_drafting_steps, self.num_drafted, self.num_accepted = len(drafted), sum(drafted), sum(accepted)
+        self.num_rejections = self.num_rejected = sum(refused)
+        self.num_discarded = self.num_drafted - self.num_accepted - self.num_rejected
+        self.num_corrected = max(0, min(own, self.num_rejections - (is_cut and refused[-1])))
+        whole = len(refused) - sum(refused) - (is_cut and not refused[-1])
+        self.num_bonus = max(0, min(own - self.num_corrected, whole))
+        self.num_target = max(0, own - self.num_corrected - self.num_bonus)
+        places = max(drafted)
+        self.drafted_at = _reaching(drafted, places)
+        self.tested_at = _reaching([a + r for a, r in zip(accepted, refused, strict=True)], places)
+        self.accepted_at = _reaching(accepted, places)
+        self.accepted_histogram = [accepted.count(kept) for kept in range(1 + max(accepted))]
 
     def merge(self, other: Counters) -> Counters:
         """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""
@@ -258,7 +296,7 @@ class Counters:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        return _ratio(self.num_tokens, self.decode_s)
+        return _ratio(self.num_timed_tokens, self.decode_s)
 
     @property
     def rolling_tokens_per_s(self) -> float | None:
@@ -278,15 +316,25 @@ class Counters:
     @property
     def draft_s_per_token(self) -> float | None:
         """Seconds of drafting per drafted token; over a plain step's seconds it is c."""
-        return _ratio(self.draft_s, self.num_drafted)
+        return _ratio(self.draft_s, self.num_drafted - self.num_untimed_drafted)
 
     @property
     def s_per_step(self) -> float | None:
-        return _ratio(self.decode_s, self.num_steps)
+        return _ratio(self.decode_s, self.num_timed_steps)
 
     @property
     def verify_s_per_step(self) -> float | None:
-        return _ratio(self.verify_s, self.num_steps)
+        return _ratio(self.verify_s, self.num_timed_steps)
+
+    @property
+    def num_timed_steps(self) -> int:
+        """Steps that have seconds of their own."""
+        return self.num_steps - self.num_untimed_steps
+
+    @property
+    def num_timed_tokens(self) -> int:
+        """Tokens of those steps."""
+        return self.num_tokens - self.num_untimed_tokens
 
     def by_position(self, *, unconditional: bool = False) -> list[dict[str, float | int | None]]:
         """Acceptance by place in the draft, with a 95 % Wilson interval.
@@ -310,7 +358,7 @@ class Counters:
             "mean_drafted", "mean_accepted", "overlap", "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s",
             "other_s", "decode_tokens_per_s", "total_tokens_per_s", "draft_s_per_token", "s_per_step",
             "verify_s_per_step", "prompt_len", "is_chain",
-            "num_prefill_tokens", "steps_are_told", "is_bound",
+            "num_prefill_tokens", "steps_are_told", "is_bound", "fates_are_told",
         ]  # fmt: skip
         untold = self._untold()
         return {name: None if name in untold else getattr(self, name) for name in names}
@@ -319,7 +367,9 @@ class Counters:
         """Counts that a serving engine left open."""
         names: set[str] = set()
         if not self.steps_are_told:
-            names |= {"num_corrected", "num_bonus", "draft_s", "verify_s", "draft_s_per_token", "verify_s_per_step"}
+            names |= {"draft_s", "verify_s", "draft_s_per_token", "verify_s_per_step"}
+        if not self.fates_are_told:
+            names |= {"num_corrected", "num_bonus"}
         if not self.rejections_are_known:
             names |= {"num_rejections", "num_tested", "num_rejected", "num_discarded"}
         if not self.drafted_is_known:
@@ -334,6 +384,7 @@ class Baseline:
     same_text: whether both wrote the same ids; None where the question makes no sense (sampled, another length).
     first_difference: index of the first token that differs, None where none does. gap: distance of the two best logits
         there. width_same: whether plain decoding in the run's own passes wrote the run's ids, where that was asked.
+    num_untimed: tokens whose seconds are not in `decode_s`, as they came with the prompt.
     """
 
     num_tokens: int
@@ -342,19 +393,21 @@ class Baseline:
     first_difference: int | None = None
     gap: float | None = None
     width_same: bool | None = None
+    num_untimed: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.num_tokens / self.decode_s if self.decode_s > 0 else None
+        return _ratio(self.num_tokens - self.num_untimed, self.decode_s)
 
     @property
     def s_per_token(self) -> float | None:
-        return self.decode_s / self.num_tokens if self.num_tokens else None
+        return _ratio(self.decode_s, self.num_tokens - self.num_untimed)
 
     @classmethod
     def of(cls, plain: Iterable[Event], run: Iterable[Event] = ()) -> Baseline | None:
         """From the events of a plain run, compared with the ids of a finished greedy run; None if it did not finish."""
-        ends = [event for event in plain if isinstance(event, RunFinished)]
+        before = list(plain)
+        ends = [event for event in before if isinstance(event, RunFinished)]
         if not ends or not ends[0].num_tokens:
             return None
         same, first = None, None
@@ -365,7 +418,8 @@ class Baseline:
                 pairs = zip(ends[0].token_ids, other.token_ids, strict=False)
                 first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
                 same = first is None
-        return cls(ends[0].num_tokens, ends[0].decode_s, same, first)
+        untimed = sum(len(event.emitted) for event in before if isinstance(event, StepDone) and event.with_prompt)
+        return cls(ends[0].num_tokens, ends[0].decode_s, same, first, num_untimed=untimed)
 
     def ids_to_difference(self, run: Sequence[Event]) -> list[int]:
         """Prompt and answer up to the first token that differs: where the two best logits are asked for."""
@@ -432,6 +486,14 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 def _grow(counts: list[int], index: int) -> None:
     counts.extend([0] * (index + 1 - len(counts)))
+
+
+def _reaching(values: Sequence[int], places: int) -> list[int]:
+    """[places] how many of the values are larger than each place's index."""
+    found = [0] * (places + 1)
+    for value in values:
+        found[value] += 1
+    return list(itertools.accumulate(found[:0:-1]))[::-1]
 
 
 def _depth(step: StepDone) -> int:
