@@ -21,7 +21,7 @@ from specviz.remote.history import History, Stretch
 from specviz.remote.server import Identity
 from specviz.theory import expected_tokens
 
-__all__ = ["Advice", "Choice", "Load", "advise", "loads_of", "places_of", "settings_line"]
+__all__ = ["MIN_DRAFTS", "Advice", "Choice", "Load", "advise", "loads_of", "places_of", "settings_line"]
 
 MIN_GAPS = 100
 """Fewer times than this are no measurement."""
