@@ -740,7 +740,7 @@ def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None
         page.focus("#prompt textarea")
         for key in ("Tab", "Tab", "Space"):  # to Gradio every option is a field of its own
             page.keyboard.press(key)
-        page.wait_for_function(shows, arg=load_regimes()[3].prompts[0])
+        page.wait_for_function(shows, arg=load_regimes()[1].prompts[0])
         page.locator("#prompt textarea").press_sequentially(" ok")
         page.wait_for_function("!document.querySelector('#presets input:checked')")
         set_number(page, "max-new-tokens", 16)
