@@ -134,6 +134,7 @@ function fillAdvice(box, advice) {
       el('p', 'answer', advice.answer),
       tableOf('Draft lengths: tokens a step that drafts, what a drafted token may cost in plain steps, and the gain by requests at once', heads, rows.map((row, i) => row.map((text, j) => (isBest(i, j) ? `${text} best` : text))), isBest),
     ];
+    if (advice.num_engines > 1) parts.push(el('p', 'said', `Requests are those of each of the ${advice.num_engines} engines behind this address.`));
     if (advice.modelled) parts.push(el('p', 'said', 'This engine counts no places: each is taken to be kept as often as the others, as in Leviathan’s model.'));
     if (advice.line) parts.push(lineToCopy(advice.line));
     if (advice.line.includes('"..."')) parts.push(el('p', 'said', 'Keep your own method, and its other settings, in place of "...".'));

@@ -41,6 +41,7 @@ def advice_json(history: History, timed: Sampler, all_: Sequence[Sampler]) -> di
             }
             for choice in advice.choices
         ],
+        "num_engines": timed.history.samples[-1].counters.num_engines if timed.history.samples else 1,
         "modelled": not history.samples[-1].counters.accepted_at,
         "line": settings_line(identity, advice),
     }
