@@ -10,16 +10,15 @@ import gradio as gr
 from specviz.drafters.registry import METHODS
 from specviz.errors import SpecvizError
 from specviz.models.catalog import ModelPair
-from specviz.ui.api import CONCURRENCY
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import Visits
+from specviz.ui.controls import CONCURRENCY, OPEN_SETTINGS_JS, PRIVATE
 from specviz.ui.header import HeaderNews
-from specviz.ui.host import EngineHost
-from specviz.ui.lanes import Lane, load_lanes, to_csv
-from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
-from specviz.ui.racing import MAX_RACERS, RaceEncoder, RaceSettings, recorded_race, run_race
-from specviz.ui.recorded import TRACES
-from specviz.ui.visits import Visits
-from specviz.ui.watch import OPEN_SETTINGS_JS, PRIVATE
+from specviz.ui.race.lanes import Lane, load_lanes, to_csv
+from specviz.ui.race.racing import MAX_RACERS, RaceEncoder, RaceSettings, recorded_race, run_race
+from specviz.ui.wire.outbox import Outbox
+from specviz.ui.wire.recorded import TRACES
 
 __all__ = ["RECORDED_RACE", "Race"]
 

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specviz.baseline import WHOLE
 from specviz.drafters.registry import METHODS
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
 from specviz.trace import dump_trace, load_trace
-from specviz.ui.live import WHOLE
 from specviz.words import verdict
 
 __all__ = ["Lane", "lane_json", "load_lanes", "ranked", "save_lanes", "text_owner", "title_of", "to_csv"]

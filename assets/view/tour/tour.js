@@ -1,5 +1,5 @@
 // ---- tour: stops on recorded runs, each with a guess before its answer -------------------------------------------
-// Texts and numbers come with the `tour` message (specviz/ui/tour_stops.py); this file only draws them.
+// Texts and numbers come with the `tour` message (specviz/ui/tour/stops.py); this file only draws them.
 
 const tour = { stops: [], place: 0, guesses: {} };
 const tourBox = $('.tour');

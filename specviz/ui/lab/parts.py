@@ -11,8 +11,8 @@ import gradio as gr
 from specviz.lab.experiment import Finding, Report
 from specviz.lab.experiments import Experiment
 from specviz.lab.gamma import formulas
-from specviz.ui.lab_charts import NUM_FIGURES
-from specviz.ui.lab_tables import heads
+from specviz.ui.lab.charts import NUM_FIGURES
+from specviz.ui.lab.tables import heads
 
 __all__ = [
     "MAX_ROUNDS", "MAX_SAMPLES", "PICTURE_JS", "RESIZE_JS", "Section", "facts_value", "fixed_words", "make_section",

@@ -12,16 +12,13 @@ from specviz.config import APPROXIMATE_RULES, GREEDY_BELOW, MAX_GAMMA
 from specviz.drafters.options import Option
 from specviz.drafters.registry import METHODS, get_method
 from specviz.models.catalog import DRAFT_QUANTS, ModelPair
-from specviz.ui.api import CONCURRENCY
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import ALREADY_RUNNING, LastRun, Visits
 from specviz.ui.charts import summarize
-from specviz.ui.figures import TEXT_JS, Figures
+from specviz.ui.controls import CONCURRENCY, OPEN_SETTINGS_JS, PRIVATE
 from specviz.ui.header import HeaderNews, header_value
-from specviz.ui.host import EngineHost
-from specviz.ui.live import can_measure_later, measure_plain, new_encoder, run_live
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
-from specviz.ui.recorded import Recording
-from specviz.ui.server_choice import SERVER_INFO, connect_server_choice
 from specviz.ui.settings import (
     DEFAULTS,
     DTYPES,
@@ -31,14 +28,14 @@ from specviz.ui.settings import (
     WatchSettings,
     read_link,
 )
-from specviz.ui.share import Share
 from specviz.ui.view import make_view
-from specviz.ui.visits import ALREADY_RUNNING, LastRun, Visits
+from specviz.ui.watch.figures import TEXT_JS, Figures
+from specviz.ui.watch.live import can_measure_later, measure_plain, new_encoder, run_live
+from specviz.ui.watch.server_choice import SERVER_INFO, connect_server_choice
+from specviz.ui.watch.share import Share
+from specviz.ui.wire.recorded import Recording
 
-__all__ = ["OPEN_SETTINGS_JS", "PRIVATE", "Watch"]
-
-PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-"""For every event of the page: its deltas are no interface for programs, and Gradio's progress would dim the view."""
+__all__ = ["Watch"]
 
 POLL_S = 0.5
 
@@ -75,8 +72,6 @@ _PRESET_JS = """(name) => {
   const turns = window.specvizTurns ??= {};
   return prompts[(turns[name] = (turns[name] ?? -1) + 1) %% prompts.length];
 }"""
-
-OPEN_SETTINGS_JS = "() => { document.querySelector('.sidebar .toggle-button')?.click(); }"
 
 
 class Watch:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specviz.baseline import explain_difference
+from specviz.baseline import WHOLE, explain_difference
 from specviz.drafters.base import Need
 from specviz.drafters.registry import get_method
 from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import Baseline
 from specviz.remote.request import METHOD
-from specviz.ui.attached import Session
-from specviz.ui.host import EngineHost, Notice
+from specviz.ui.access.attached import Session
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import LastRun, Visit
+from specviz.ui.access.waiting import wait_for_engine
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
-from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
-from specviz.ui.visits import LastRun, Visit
+from specviz.ui.wire.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
 from specviz.words import finish_sentence
 
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
-    from specviz.ui.host import Engine
+    from specviz.ui.access.host import Engine
 
-__all__ = ["WHOLE", "can_measure_later", "measure_plain", "new_encoder", "run_live", "wait_for_engine"]
-
-WHOLE = ("eos", "stop", "length", "context")
-"""Endings after which plain decoding is measured without being asked again."""
-
-REPEAT_S = 1.0
-"""How often a visitor who waits is told the same again."""
+__all__ = ["can_measure_later", "measure_plain", "new_encoder", "run_live"]
 
 _NOT_BEGUN = "Stopped before the run began. What was there stays."
 
@@ -103,22 +98,6 @@ def _can_measure(run: LastRun) -> bool:
     finished = run.encoder.finished
     is_here = run.encoder.started is not None and run.encoder.started.method not in ("plain", METHOD)
     return is_here and finished is not None and finished.num_tokens > 0
-
-
-def wait_for_engine(
-    turn: Iterator[Notice | Engine], status: Callable[[str, float | None], str]
-) -> Generator[str, None, Engine | None]:
-    """Notices as deltas that `status` makes; returns the engine, or None if the wait was given up."""
-    said, said_at = None, 0.0
-    for item in turn:
-        if not isinstance(item, Notice):
-            return item  # `turn` stays open: it is what holds the engine
-        # The same words go out again: a yield is where Gradio notices that the visitor has left. Seldom, though, since
-        # each message slows the run of the visitor who is not waiting.
-        if item != said or time.monotonic() - said_at >= REPEAT_S:
-            said, said_at = item, time.monotonic()
-            yield status(item.text, item.fraction)
-    return None
 
 
 def _getting_ready(settings: WatchSettings, engine: Engine) -> str:

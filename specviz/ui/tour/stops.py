@@ -9,8 +9,8 @@ from typing import Any
 
 from specviz.errors import TraceError
 from specviz.theory import expected_tokens
-from specviz.ui.tour_blocks import Block, bars, fates, milliseconds, paragraph, pending, quoted, share, words
-from specviz.ui.tour_run import TourRun, choose_coin, choose_refusal, choose_step
+from specviz.ui.tour.blocks import Block, bars, fates, milliseconds, paragraph, pending, quoted, share, words
+from specviz.ui.tour.run import TourRun, choose_coin, choose_refusal, choose_step
 
 __all__ = ["NEEDED", "Stop", "tour_stops"]
 

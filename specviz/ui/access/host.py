@@ -19,8 +19,8 @@ from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ConfigError, ModelLoadError, SpecvizError
 from specviz.models.catalog import ModelPair, default_pair_name, load_catalog
 from specviz.models.machine import fits, probe, trim_memory
-from specviz.ui.attached import POLL_S, AttachedServer, Notice, Session
-from specviz.ui.downloads import Downloads, Fetch, fetch_missing
+from specviz.ui.access.attached import POLL_S, AttachedServer, Notice, Session
+from specviz.ui.access.downloads import Downloads, Fetch, fetch_missing
 from specviz.ui.problems import sentence_for
 
 if TYPE_CHECKING:

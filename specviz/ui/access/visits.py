@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from specviz.errors import BusyError
 from specviz.events import Event
 from specviz.ui.settings import WatchSettings
-from specviz.ui.stream import DeltaEncoder
+from specviz.ui.wire.stream import DeltaEncoder
 
 __all__ = ["ALREADY_RUNNING", "MAX_VISITS", "LastRun", "Visit", "Visits"]
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from specviz.assets import ASSETS
 from specviz.metrics import Baseline
 from specviz.trace import Trace, load_trace
 from specviz.trace import open_upload as read_upload
 from specviz.ui.charts import Summary, summarize
-from specviz.ui.stream import cut_short, recorded_delta
+from specviz.ui.wire.stream import cut_short, recorded_delta
 
 __all__ = ["OPENING", "GalleryRun", "Recording", "load_gallery", "open_upload", "opening_run", "recall"]
 
-TRACES = Path(__file__).resolve().parents[2] / "assets" / "traces"
+TRACES = ASSETS / "traces"
 OPENING = "opening"
 
 

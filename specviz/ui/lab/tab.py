@@ -15,11 +15,12 @@ from specviz.lab.experiment import Ask, Finding, Report
 from specviz.lab.experiments import EXPERIMENTS
 from specviz.lab.record import load_findings, to_csv
 from specviz.lab.words import answer, measured_where
-from specviz.ui.api import CONCURRENCY
+from specviz.ui.access.visits import Visits
+from specviz.ui.controls import CONCURRENCY, OPEN_SETTINGS_JS, PRIVATE
 from specviz.ui.header import HeaderNews
-from specviz.ui.lab_charts import figures
-from specviz.ui.lab_live import measure_live
-from specviz.ui.lab_parts import (
+from specviz.ui.lab.charts import figures
+from specviz.ui.lab.live import measure_live
+from specviz.ui.lab.parts import (
     MAX_ROUNDS,
     MAX_SAMPLES,
     PICTURE_JS,
@@ -30,12 +31,11 @@ from specviz.ui.lab_parts import (
     said_value,
     state_value,
 )
-from specviz.ui.lab_tables import table
-from specviz.ui.outbox import Outbox
+from specviz.ui.lab.tables import table
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
-from specviz.ui.visits import Visits
-from specviz.ui.watch import OPEN_SETTINGS_JS, PRIVATE, Watch
+from specviz.ui.watch.tab import Watch
+from specviz.ui.wire.outbox import Outbox
 
 __all__ = ["Lab"]
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import gradio as gr
 
+from specviz.assets import read_asset
 from specviz.remote.alarms import RECENT_S, alarms
 from specviz.remote.sampler import EVERY_S, Sampler
-from specviz.ui.attached import AttachedServer
-from specviz.ui.view import read_asset
+from specviz.ui.access.attached import AttachedServer
+from specviz.ui.controls import QUICK
 
 __all__ = ["Serving", "picture_of"]
 
@@ -30,8 +31,8 @@ _RATES = ("acceptance_length", "drafts_per_s", "tokens_per_s")
 _REQUESTS = ("num_running", "num_waiting")
 _COUNTS = ("num_accepted", "num_drafted", "num_drafts")
 
-_TEMPLATE = f"<style>{read_asset('serving.css')}</style>\n{read_asset('view/serving.html')}"
-_SCRIPT = "\n".join(read_asset(f"view/{name}") for name in ("dom.js", "charts.js", "serving.js"))
+_TEMPLATE = f"<style>{read_asset('view/serving/serving.css')}</style>\n{read_asset('view/serving/serving.html')}"
+_SCRIPT = "\n".join(read_asset(f"view/{name}") for name in ("dom.js", "charts.js", "serving/serving.js"))
 
 
 class Serving:
@@ -52,9 +53,8 @@ class Serving:
         """The tab asks for news from when it is first opened."""
         if not self.samplers:
             return
-        quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
-        tab.select(lambda: (self._value(), gr.Timer(active=True)), None, [self.view, self.timer], **quick)
-        self.timer.tick(self._value, None, self.view, **quick)
+        tab.select(lambda: (self._value(), gr.Timer(active=True)), None, [self.view, self.timer], **QUICK)
+        self.timer.tick(self._value, None, self.view, **QUICK)
 
     def _value(self) -> str:
         return json.dumps({"servers": [picture_of(sampler) for sampler in self.samplers]}, allow_nan=False)

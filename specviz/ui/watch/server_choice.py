@@ -7,7 +7,8 @@ from typing import Any
 
 import gradio as gr
 
-from specviz.ui.host import EngineHost
+from specviz.ui.access.host import EngineHost
+from specviz.ui.controls import QUICK
 
 __all__ = ["SERVER_INFO", "connect_server_choice"]
 
@@ -34,5 +35,4 @@ def connect_server_choice(
         return [*(gr.update(visible=not is_server) for _ in _OURS), info, *(hidden for _ in own)]
 
     outputs = [*(fields[name] for name in _OURS), pair, *own]
-    quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
-    gr.on([demo.load, pair.change], show, pair, outputs, trigger_mode="always_last", preprocess=False, **quick)
+    gr.on([demo.load, pair.change], show, pair, outputs, trigger_mode="always_last", preprocess=False, **QUICK)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from specviz.lab.experiment import Ask, Measure, Report, conduct
-from specviz.ui.host import EngineHost, Notice
+from specviz.ui.access.host import EngineHost, Notice
+from specviz.ui.access.visits import Visit
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
-from specviz.ui.visits import Visit
 
 __all__ = ["measure_live"]
 

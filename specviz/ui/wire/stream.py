@@ -30,7 +30,7 @@ from typing import Any
 from specviz.detokenize import visible_part
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
 from specviz.metrics import Baseline, Counters
-from specviz.ui.steps import TOKEN_NAMES, short_floats, step_json
+from specviz.ui.wire.steps import TOKEN_NAMES, short_floats, step_json
 from specviz.words import finish_sentence, progress_sentence, verdict
 
 __all__ = ["UPDATES_PER_S", "DeltaEncoder", "coalesce", "cut_short", "recorded_delta", "stoppable"]

@@ -1,6 +1,6 @@
 """A race: up to four methods on one prompt, each measured alone, as deltas for the view. No Gradio in here.
 
-A delta is {"run", "seq", "race"}, numbered like those of `ui.stream`; `race` has any of these keys:
+A delta is {"run", "seq", "race"}, numbered like those of `ui.wire.stream`; `race` has any of these keys:
 
     mode        "live" or "recorded"
     status      {"text", "fraction"}: what goes on
@@ -30,15 +30,15 @@ from specviz.config import RunConfig
 from specviz.errors import ConfigError
 from specviz.events import Event, RunStarted, StepDone
 from specviz.metrics import Baseline, Counters, fold
-from specviz.ui.attached import Session
-from specviz.ui.host import EngineHost
-from specviz.ui.lanes import Lane, lane_json, ranked, title_of
-from specviz.ui.live import wait_for_engine
+from specviz.ui.access.attached import Session
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import Visit
+from specviz.ui.access.waiting import wait_for_engine
 from specviz.ui.problems import sentence_for
-from specviz.ui.race_words import race_verdict
+from specviz.ui.race.lanes import Lane, lane_json, ranked, title_of
+from specviz.ui.race.words import race_verdict
 from specviz.ui.settings import WatchSettings
-from specviz.ui.stream import UPDATES_PER_S, stoppable
-from specviz.ui.visits import Visit
+from specviz.ui.wire.stream import UPDATES_PER_S, stoppable
 from specviz.words import finish_sentence, progress_sentence
 
 if TYPE_CHECKING:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import tomllib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from specviz.assets import read_asset
 from specviz.errors import SpecvizError
+from specviz.ui.controls import QUICK
 from specviz.ui.problems import sentence_for
-from specviz.ui.recorded import load_gallery, recall
-from specviz.ui.tour_run import TourRun
-from specviz.ui.tour_stops import tour_stops
-from specviz.ui.watch import PRIVATE
+from specviz.ui.tour.run import TourRun
+from specviz.ui.tour.stops import tour_stops
+from specviz.ui.wire.recorded import load_gallery, recall
 
 __all__ = ["connect_tour", "tour_delta"]
-
-GLOSSARY = Path(__file__).resolve().parents[2] / "assets" / "glossary.toml"
 
 
 def connect_tour(tab: gr.Tab, view: gr.HTML) -> None:
     """Send the tour to the view when its tab is opened."""
-    tab.select(tour_delta, None, view, queue=False, **PRIVATE)
+    tab.select(tour_delta, None, view, **QUICK)
 
 
 @cache
@@ -35,7 +33,7 @@ def tour_delta() -> str:
         problem = ""
     except SpecvizError as error:
         stops, problem = [], sentence_for(error)
-    entries = tomllib.loads(GLOSSARY.read_text(encoding="utf-8"))["entries"]
+    entries = tomllib.loads(read_asset("glossary.toml"))["entries"]
     return json.dumps({"tour": {"stops": stops, "glossary": entries, "problem": problem}}, allow_nan=False)
 
 

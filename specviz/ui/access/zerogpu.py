@@ -28,7 +28,7 @@ from specviz.events import Event, event_from_json, event_to_json
 from specviz.generator import SpeculativeGenerator
 from specviz.models.catalog import ModelPair
 from specviz.models.loader import LoadedPair, load_pair
-from specviz.ui.host import EngineHost
+from specviz.ui.access.host import EngineHost
 
 __all__ = ["DEFAULT_PAIR", "BorrowedEngine", "Errand", "ZeroGpuHost", "seconds_asked"]
 

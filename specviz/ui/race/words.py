@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specviz.ui.lanes import Lane, ranked, text_owner, title_of
+from specviz.ui.race.lanes import Lane, ranked, text_owner, title_of
 from specviz.words import EQUAL_WITHIN, gap_in_words, own_passes
 
 __all__ = ["race_verdict"]

@@ -15,15 +15,12 @@ from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError
 from specviz.events import Event, RunFinished, RunStarted, event_to_json
 from specviz.metrics import Counters, summary
-from specviz.ui.host import EngineHost, Notice
+from specviz.ui.access.host import EngineHost, Notice
+from specviz.ui.controls import CONCURRENCY
 from specviz.ui.problems import sentence_for
 from specviz.ui.settings import WatchSettings
 
-__all__ = ["CONCURRENCY", "add_api"]
-
-CONCURRENCY: dict[str, Any] = {"concurrency_id": "engine", "concurrency_limit": 12}
-"""Of everything that uses the engine. More than one may be let in, because all but one wait in the host's own line,
-which tells each visitor their place and holds the lock until a cancelled run has really ended."""
+__all__ = ["add_api"]
 
 
 def add_api(host: EngineHost) -> None:

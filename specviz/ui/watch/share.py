@@ -15,10 +15,10 @@ from specviz.errors import TraceError
 from specviz.events import Event, RunStarted
 from specviz.spreadsheet import harmless
 from specviz.trace import dump_trace, steps_frame
-from specviz.ui.live import new_encoder
-from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
-from specviz.ui.recorded import Recording, load_gallery, open_upload, recall
+from specviz.ui.watch.live import new_encoder
+from specviz.ui.wire.outbox import Outbox
+from specviz.ui.wire.recorded import Recording, load_gallery, open_upload, recall
 
 __all__ = ["Share", "steps_csv"]
 

@@ -1,4 +1,4 @@
-"""What a stop of the guided tour is made of, as plain data for `assets/view/tour.js`. A block is an object with one of
+"""What a stop of the guided tour is made of, as plain data for `assets/view/tour/tour.js`: objects with one of
 
     p       a paragraph
     words   [{text, kind}] a line of the strip; kind is a fate's letter, "pend" for an untested guess or "" for context
