@@ -284,23 +284,24 @@ Event = RunStarted | PrefillDone | StepDone | RunFinished
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in (RunStarted, PrefillDone, StepDone, RunFinished)}
 
 
-def event_to_json(event: Event) -> dict[str, Any]:
+def event_to_json(event: Any) -> dict[str, Any]:
     """Plain dictionary with the class name under "type" and fields at their default left out."""
     return {"type": type(event).__name__, **_plain(event)}
 
 
-def event_from_json(data: Any) -> Event:
+def event_from_json(data: Any, kinds: Mapping[str, type] = _TYPES) -> Any:
     """The event that `event_to_json` wrote, checked field by field.
 
+    kinds: the classes that are allowed, by name; those of a run if nothing is said.
     Raises:
         TraceError: not an object, an unknown type, a missing or unknown field, a wrong type; a number that is not
             finite, larger than MAX_INT, or outside what its name allows; text that is not valid Unicode.
     """
     if not isinstance(data, Mapping):
         raise TraceError(f"An event must be a JSON object, not {type(data).__name__}.")
-    cls = _TYPES.get(str(data.get("type")))
+    cls = kinds.get(str(data.get("type")))
     if cls is None:
-        raise TraceError(f"Unknown event type {str(data.get('type'))[:40]!r}; known are {', '.join(_TYPES)}.")
+        raise TraceError(f"Unknown event type {str(data.get('type'))[:40]!r}; known are {', '.join(kinds)}.")
     return _build(cls, {key: value for key, value in data.items() if key != "type"}, cls.__name__)
 
 

@@ -22,8 +22,8 @@ _REASONS: dict[FinishReason, str] = {
     "stop": "A stop text was reached.",
     "length": "The length limit was reached.",
     "context": "The model's context is full.",
-    "time": "The time limit was reached. What is there stays.",
-    "cancelled": "What is there stays.",
+    "time": "The time limit was reached. Everything so far is kept.",
+    "cancelled": "Everything so far is kept.",
     "error": "The run ended early.",
 }
 
@@ -162,13 +162,13 @@ def _at_width(started: RunStarted) -> str:
 
 
 def own_passes(started: RunStarted) -> str:
-    """How the passes of an exact run are told from others, for plain decoding that makes the same ones."""
+    """What sets the passes of an exact run apart, for plain decoding that makes the same ones."""
     return f"at {started.fixed_rows} rows a pass" if started.fixed_rows else "in passes padded as this run's are"
 
 
 def _promise(started: RunStarted) -> str:
     if started.exactness == "lossless" and _is_greedy(started):  # where nothing is drawn there is no distribution
-        return "Lossless: the target's own choices; near-ties may fall the other way."
+        return "Lossless: the target's own choices; near-ties may resolve differently."
     return {
         "exact": f"Exact: the text of plain decoding to the bit{_at_width(started)}.",
         "lossless": "Lossless: the target's own distribution.",
@@ -184,7 +184,7 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
         return f"{_promise(started)} Plain decoding wrote the same {_count(plain.num_tokens, 'token')} here."
     place = (plain.first_difference or 0) + 1
     gap = "" if plain.gap is None else f", where the two best logits are {gap_in_words(plain.gap)}"
-    differs = f"Plain decoding at one token a pass goes another way at token {place}{gap}"
+    differs = f"Plain decoding at one token a pass differs at token {place}{gap}"
     if plain.width_same:
         own = own_passes(started)
         return f"{_promise(started)} {own[0].upper()}{own[1:]} it wrote the same text. {differs}. {_ROUNDING}"
@@ -194,7 +194,7 @@ def _text_check(started: RunStarted, plain: Baseline) -> str:
 
 
 def gap_in_words(gap: float) -> str:
-    """ "0.012 apart", of the two best logits where two texts part."""
+    """ "0.012 apart", of the two best logits where two texts first differ."""
     return "equal" if gap == 0 else "less than 0.001 apart" if gap < 0.001 else f"{gap:.3f} apart"
 
 

@@ -305,7 +305,7 @@ def test_94_stop_keeps_what_is_there() -> None:
     assert 0 < finish["num_tokens"] < 1900
     assert finish["num_steps"] == steps
     size = f"{finish['num_tokens']} tokens in {steps} steps"
-    assert sent[-1]["status"]["text"] == f"Stopped after {size}. What is there stays."
+    assert sent[-1]["status"]["text"] == f"Stopped after {size}. Everything so far is kept."
     assert sent[-1]["verdict"]["detail"].startswith("Measure plain decoding to see the speed-up.")
     assert not host.is_busy
     assert visit.last is not None
@@ -570,7 +570,7 @@ def test_94_stop_keeps_the_text_on_the_page_and_the_next_run_starts(site: Any) -
         page.wait_for_function(f"{STATUS}.startsWith('Stopped after')", timeout=10_000)
         loader.delay_s = 0.01
         page.wait_for_function(IDLE)
-        assert page.inner_text("#view .status").endswith("What is there stays.")
+        assert page.inner_text("#view .status").endswith("Everything so far is kept.")
         assert not host.is_busy
         count = page.locator("#view .strip .st").count()
         assert count > 0
@@ -629,6 +629,44 @@ def test_the_first_stop_of_the_keyboard_leads_past_the_settings(site: Any) -> No
         page.locator(".skiplink").focus()
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.textContent").strip() == "Race"
+
+
+@pytest.mark.browser
+def test_settings_fold_away_where_they_do_nothing(site: Any) -> None:
+    """Issue 16: on Methods, Tour and Serving, and not against the visitor's own choice."""
+    shut, open_ = "!document.querySelector('.sidebar.open')", "document.querySelector('.sidebar.open')"
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_function(READY)
+        tab = "#tabs [role=tab]:has-text('{}')"
+        page.click(tab.format("Tour"))
+        page.wait_for_function(shut)
+        page.click(tab.format("Serving"))
+        page.click(tab.format("Lab"))
+        page.wait_for_function(open_)
+        page.click(tab.format("Methods"))
+        page.wait_for_function(shut)
+        page.click(".sidebar .toggle-button")
+        page.wait_for_function(open_)
+        page.click(tab.format("Watch"))
+        page.click(".sidebar .toggle-button")
+        page.click(tab.format("Tour"))
+        page.click(tab.format("Watch"))
+        page.wait_for_selector("#view .panel[data-panel=watch]:visible")
+        assert page.evaluate(shut), "the visitor had folded them"
+
+
+@pytest.mark.browser
+def test_exactness_takes_one_line_and_the_rest_is_there_on_demand(site: Any) -> None:
+    with opened(site[0], reduced_motion="reduce") as page:
+        page.wait_for_function(READY)
+        assert page.inner_text("#promise summary") == "Exact as a chain, lossless as a tree."
+        assert page.locator("#promise summary").bounding_box()["height"] < 24
+        assert not page.locator("#promise p").is_visible()
+        page.focus("#promise summary")
+        page.keyboard.press("Enter")
+        assert "to the bit" in page.inner_text("#promise p")
+        set_number(page, "temperature", 0.7)
+        page.wait_for_function("document.querySelector('#promise summary').textContent.startsWith('Lossless')")
 
 
 @pytest.mark.browser

@@ -275,7 +275,7 @@ def test_stopping_keeps_what_is_there_and_ends_within_a_run() -> None:
     for report in conduct(measure_gamma, engine, Ask("abc", QUICK, repeat=3), lambda: stop[0], 60):
         reports.append(report)
         stop[0] = stop[0] or report.finding is not None
-    assert reports[-1].text == "Stopped. What is there stays."
+    assert reports[-1].text == "Stopped. Everything so far is kept."
     finding = [r.finding for r in reports if r.finding][-1]
     assert not finding.is_whole
     assert finding.rows

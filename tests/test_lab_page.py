@@ -138,3 +138,16 @@ def test_no_sideways_scroll_and_nothing_for_axe(site: Any, theme: str, width: in
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         found = axe.Axe().run(page, context="#lab", options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
         assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+
+
+def test_labels_of_the_surface_keep_off_the_break_even_line() -> None:
+    """Issue 16: the recorded run's label and "slower than plain" lie where speculation loses, apart from each other."""
+    figure = figures(load_findings()["gamma"], recorded=True)[1]
+    assert figure is not None
+    line = next(trace for trace in figure.data if trace.name == "break-even")
+    even = dict(zip(line.y, line.x, strict=True))
+    named = {note.text: note for note in figure.layout.annotations}
+    here, slower = named["<b>the recorded run</b>"], named["slower than plain"]
+    assert here.x < even[here.y] and here.xanchor == "right" and here.x > 0.36
+    assert slower.xanchor == "left" and slower.x + 0.36 < even[slower.y]
+    assert abs(slower.y - here.y) > 1

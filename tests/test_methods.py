@@ -387,7 +387,7 @@ def test_a_cascade_tells_who_was_asked(chromium):
 def test_steps_without_a_draft_say_why(chromium):
     assert "Why: the last token has not occurred before." in show(chromium, "copied", 2).inner_text()
     assert "Why: no draft was asked for in this step." in show(chromium, "chain", 3).inner_text()
-    assert "It does not tell" in show(chromium, "attached", 2).inner_text()
+    assert "It does not report" in show(chromium, "attached", 2).inner_text()
 
 
 @pytest.mark.browser

@@ -178,10 +178,10 @@ def test_baseline_compares_ids_only_where_that_makes_sense() -> None:
         ({"same_text": True}, "wrote the same 15 tokens here"),
         (
             {"same_text": False, "first_difference": 4, "gap": 0.016, "width_same": True},
-            "another way at token 5, where the two best logits are 0.016 apart",
+            "differs at token 5, where the two best logits are 0.016 apart",
         ),
         ({"same_text": False, "first_difference": 4, "width_same": False}, "Not exact"),
-        ({"same_text": False, "first_difference": 0}, "goes another way at token 1."),
+        ({"same_text": False, "first_difference": 0}, "differs at token 1."),
         ({}, "Lossless"),
     ],
 )

@@ -174,7 +174,7 @@ def test_94_stopped_in_the_middle_keeps_what_was_measured_and_frees_the_engine()
     assert encoder.lanes[1].problem.startswith("Stopped after ")
     assert encoder.lanes[1].speed_up is None
     assert of(texts, "status")[-1]["text"] == "Stopped. The lanes that were measured stay."
-    assert of(texts, "result")[0]["headline"].startswith("Only plain decoding came to its end")
+    assert of(texts, "result")[0]["headline"].startswith("Only plain decoding finished")
     assert not host.is_busy and visit.stop is None
 
 
@@ -221,18 +221,18 @@ def test_sampled_texts_are_not_compared() -> None:
 
 def test_the_same_is_said_of_those_that_were_compared_only() -> None:
     said = race_verdict(HAND_MADE)
-    assert said["headline"] == "Prompt lookup is over the line first: 3.33 times as fast as plain decoding."
+    assert said["headline"] == "Prompt lookup finishes first: 3.33 times as fast as plain decoding."
     assert said["texts"] == (
         "Prompt lookup, Quantized copy of the target and plain decoding wrote the same 20 tokens at temperature 0, "
-        "compared one by one. Feature head goes another way at token 13."
+        "compared one by one. Feature head differs from plain decoding at token 13."
     )
     base = HAND_MADE[3].plain
     assert base is not None
     explained = replace(HAND_MADE[3], plain=replace(base, gap=0.0123, width_same=True))
     twin = replace(explained, method="medusa")
     assert race_verdict([HAND_MADE[0], explained, twin])["texts"] == (
-        "Feature head and Medusa heads part from plain decoding together at token 13, where the two best "
-        "logits are 0.012 apart: at 8 rows a pass plain decoding does too."
+        "Feature head and Medusa heads differ from plain decoding in the same way at token 13, where the two best "
+        "logits are 0.012 apart. So does plain decoding at 8 rows a pass."
     )
     fault = replace(explained, plain=replace(base, width_same=False))
     assert race_verdict([HAND_MADE[0], fault])["texts"].endswith("so this is a fault.")
@@ -252,7 +252,7 @@ def test_slower_is_called_slower() -> None:
 def test_texts_of_unequal_length_have_no_line_to_be_first_at() -> None:
     short = lane(written("feature", WORDS[:6] + "X", each_s=0.05), PLAIN)
     said = race_verdict([HAND_MADE[0], short])
-    assert said["headline"] == "Feature head writes fastest: 2.00 times as fast as plain decoding."
+    assert said["headline"] == "Feature head is fastest: 2.00 times as fast as plain decoding."
     assert said["same_length"] is False
     assert said["texts"].endswith("compare tokens a second, not seconds.")
 
@@ -459,7 +459,7 @@ def test_a_live_race_fills_lane_by_lane_and_a_problem_leaves_it(url: str) -> Non
         at_race(page, "live")
         page.wait_for_function("document.querySelector('#view .race.playing')")  # it plays by itself
         assert page.inner_text("#view .lane .why") == "These heads do not fit. Choose another method."
-        assert page.inner_text("#view [data-panel=race] .lead").startswith("Prompt lookup is over the line first")
+        assert page.inner_text("#view [data-panel=race] .lead").startswith("Prompt lookup finishes first")
         assert page.inner_text("#view .racesays") == "Measured one after another: 3 runs."
         page.evaluate("document.getElementById('go-race').click()")  # recorded: the visitor's own race stays
         page.evaluate("document.getElementById('go-refused').click()")
@@ -504,6 +504,9 @@ def test_the_tab_of_the_app_opens_on_a_recorded_race_then_runs_its_own() -> None
             page.wait_for_function("!document.querySelector('#race-start').disabled")
             with page.expect_download() as download:
                 page.click("#race-save")
+            with page.expect_download() as race_page:
+                page.click("#race-page")
+            assert "\\u003cb\\u003eabc" in race_page.value.path().read_text("utf-8")
             rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
             assert [row["method"] for row in rows] == ["plain", "cascade", "prompt-lookup", "feature"]
             assert [row["tokens"] for row in rows] == [

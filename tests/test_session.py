@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from checks import ids_from, noisy, play, random_tree, sequential, wild_llama
+from checks import ids_from, noisy, play, random_tree, sequential, steps_of, wild_llama
 from fakes import config, generator, tiny_gpt2
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specviz.errors import CacheNotCroppableError
-from specviz.models.cache import InPlaceCache, check_croppable
+from specviz.models.cache import InPlaceCache
 from specviz.models.session import MAX_NODES, Session
+from specviz.models.windows import check_croppable
 
 CLOSE = 1e-6
 """Of logits. RMSNorm of transformers rounds to float32 on its way, which turns a last bit of float64 into 1e-8 now and
@@ -385,31 +386,26 @@ def test_full_attention_is_accepted(kind):
 
 @pytest.mark.parametrize("method", ["plain", "prompt-lookup"])
 def test_case_35_sliding_windows(method):
-    """A window that the run would reach is refused before the first token, one that it does not reach is harmless."""
+    """A window hides what lies outside it, whether the run reaches it or not; more in test_windows."""
     prompt = ids_from(1, 20)
-    with pytest.raises(CacheNotCroppableError, match="“mistral”"):
-        generator(mistral(32), eos=()).stream(prompt, config(method, max_new_tokens=13))
-    for window in (33, 64, 512):
+    for window in (8, 32, 512):
         engine = generator(mistral(window), eos=())
-        play(engine, prompt, config(method, max_new_tokens=13), plain=sequential(mistral(window), prompt, 13))
-    play(
-        generator(mistral(32), eos=()),
-        prompt,
-        config(method, max_new_tokens=12),
-        plain=sequential(mistral(32), prompt, 12),
-    )
+        play(engine, prompt, config(method, max_new_tokens=24), plain=sequential(mistral(window), prompt, 24))
 
 
-def test_case_35_a_draft_with_a_short_window_ends_the_run_before_its_first_token():
-    """Known only when the prompt is read; still no token, and the sentence names the kind."""
-    engine = generator(wild(), mistral(32), eos=())
-    events = play(engine, ids_from(1, 20), config("draft-model", max_new_tokens=13))
-    assert events[-1].reason == "error"
-    assert events[-1].num_tokens == 0
-    assert "“mistral”" in events[-1].message
-    play(
-        engine, ids_from(1, 20), config("draft-model", max_new_tokens=12), plain=sequential(wild(), ids_from(1, 20), 12)
-    )
+def test_case_35_a_caller_that_masks_no_window_must_not_reach_it():
+    check_croppable(mistral(32), 32)
+    with pytest.raises(CacheNotCroppableError, match=r"“mistral”.*32 tokens back.*33"):
+        check_croppable(mistral(32), 33)
+
+
+def test_case_35_a_draft_with_a_short_window_drafts_past_it():
+    """Every proposed token is what the draft itself says behind the text, far outside its window."""
+    prompt = ids_from(1, 40)
+    engine = generator(mistral(32), mistral(32), eos=())
+    right = sequential(mistral(32), prompt, 24)
+    events = play(engine, prompt, config("draft-model", max_new_tokens=24), plain=right)
+    assert all(step.num_accepted == step.gamma for step in steps_of(events))
 
 
 @pytest.mark.parametrize("make", [wild, gpt2])

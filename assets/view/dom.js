@@ -17,7 +17,7 @@ const FATES = {
   target: { key: 't', means: 'Nothing was drafted here: the target wrote it alone.' },
 };
 
-const UNTOLD = 'The target’s own word. Whether a draft was refused here, the server does not tell.';
+const UNTOLD = 'The target’s own word. The server does not report whether a draft was refused here.';
 
 /** An element with a class and children; strings become text nodes. */
 function el(tag, className = '', ...children) {

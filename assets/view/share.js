@@ -102,7 +102,7 @@ function download(file, name) {
 
 const FIGURE_FILES = {
   text: () => ({ title: 'What was drafted, what was kept', caption: stripKey(), ...drawnStrip() }),
-  map: () => ({ title: 'The run at a glance', caption: 'one column a step · kept above the line, drafted in vain below', drawing: painted(map.svg), width: map.width, height: map.height }),
+  map: () => ({ title: 'The run at a glance', caption: 'one column a step · kept above the line, refused and untested below', drawing: painted(map.svg), width: map.width, height: map.height }),
   ...Object.fromEntries(CHARTS.map((chart) => [chart.name, () => {
     const drawing = chart.box.firstElementChild;
     const { title, caption } = look(chart);

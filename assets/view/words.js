@@ -65,7 +65,7 @@ const equals = (sum, value) => `= ${sum} = ${value}`;
 const WORDS = {
   speed_up: {
     name: 'Speed-up', unit: 'times',
-    words: 'How many times faster this run wrote its tokens than plain decoding of the same prompt, measured beside it. Under 1 is slower.',
+    words: 'How many times faster this run wrote its tokens than plain decoding of the same prompt, measured along with it. Under 1 is slower.',
     formula: 'tokens a second of this run / of plain decoding',
     numbers: (c) => equals(`${fixed(c.decode_tokens_per_s, 1)} / ${fixed(run.plain?.tokens_per_s, 1)}`, fixed(run.verdict?.speed_up, 2)),
     more: 'Plain decoding runs one token a pass, in the same number format, on the same machine, in the same minutes. Reading the prompt is not in either.',
@@ -82,7 +82,7 @@ const WORDS = {
     words: 'Of all drafted tokens, the share that was kept. What was never tested counts as not kept.',
     formula: 'accepted / drafted',
     numbers: (c) => equals(`${whole(c.num_accepted)} / ${whole(c.num_drafted)}`, fixed(c.acceptance_rate, 3)),
-    more: 'A low rate means much drafting in vain, not always a bad draft.',
+    more: 'A low rate means much wasted drafting, not always a bad draft.',
   },
   block_efficiency: {
     name: 'Tokens per target pass', unit: 'tokens a pass',
@@ -114,7 +114,7 @@ const WORDS = {
   },
   map: {
     name: 'The run at a glance', unit: 'tokens a step',
-    words: 'One column a step. Above the line stand the tokens it wrote: kept drafts, then the target’s own. Below hang the drafts in vain: refused ones, then those never tested.',
+    words: 'One column a step. Above the line: the tokens it wrote, kept drafts first, then the target’s own. Below: refused drafts, then untested ones.',
     formula: 'written = kept + 1',
     numbers: (c) => `${whole(c.num_tokens)} tokens in ${whole(c.num_steps)} steps`,
     more: 'Where a run has more steps than there is room for, neighbours share a column and show their mean.',

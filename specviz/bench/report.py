@@ -88,7 +88,7 @@ _LEGEND = """
 Rates are medians of decoding behind the first step; ± is their range over repeats. Ratios are geometric means over
 prompts. plain has one token a pass. ÷ S: speed-up over what theory makes of the run's own α, κ, c and v, for chains.
 MB: weights, also where they are held twice, and caches. equal compares with plain's ids; in a tree's passes, and in
-passes of other sizes where the self-test found that they differ, near-ties may fall the other way.
+passes of other sizes where the self-test found that they differ, near-ties may resolve differently.
 """
 
 

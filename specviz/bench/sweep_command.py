@@ -132,7 +132,7 @@ def _print(measured: Sequence[Measured], rows: Sequence[dict[str, Any]], repeat:
 _LEGEND = """
 Ratios are geometric means over prompts of medians over runs, behind the first step; low–high are those of the lowest
 and highest ratio of one turn. theory is the speed-up that the run's own α and measured costs give, for chains. equal
-compares with the ids of plain; in a tree's passes near-ties may fall the other way. word is what the setting promises.
+compares with the ids of plain; in a tree's passes near-ties may resolve differently. word is what the setting promises.
 """
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.translation import Translation
 from specviz.events import DraftNote
-from specviz.models.cache import check_croppable
 from specviz.models.session import Session
+from specviz.models.windows import check_croppable
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, probabilities, spread
 
@@ -57,7 +57,7 @@ class ModelDrafter:
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back, whatever the prompt.
         """
-        check_croppable(model, 1)
+        check_croppable(model)
         self.name = name
         self.notes = notes
         self._model = model

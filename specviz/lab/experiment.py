@@ -116,7 +116,7 @@ def conduct(
             yield Report(report.text + _time_left(time.monotonic() - began, fraction), fraction, report.finding)
             check()
     except Stopped:
-        stays = " What is there stays." if found else " Nothing was measured yet."
+        stays = " Everything so far is kept." if found else " Nothing was measured yet."
         yield Report(why + stays, fraction)
     else:
         yield Report(f"Measured in {_duration(time.monotonic() - began)}.", 1.0)

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
-from specviz.errors import CacheNotCroppableError
-
-__all__ = ["InPlaceCache", "check_croppable"]
+__all__ = ["InPlaceCache"]
 
 
 class _Window:
@@ -71,6 +69,11 @@ class InPlaceCache:
     def length(self) -> int:
         return self._window.length
 
+    @property
+    def start(self) -> int:
+        """Where the opened pass writes its first row."""
+        return self._window.start
+
     def open(self, rows: int, key_len: int, ahead: int = 0) -> None:
         """Prepare a pass of `rows` new entries that reads `key_len` places, unused ones included.
 
@@ -120,33 +123,3 @@ class InPlaceCache:
                 assert layer.keys is not None and layer.values is not None
                 total += layer.keys[:, :, : self.length].nbytes + layer.values[:, :, : self.length].nbytes
         return total
-
-
-def check_croppable(model: Any, capacity: int) -> None:
-    """Refuse a model whose past cannot be rolled back to an earlier token, before the first token.
-
-    Layers with a sliding window pass if the window is never reached within `capacity` entries.
-    Raises:
-        CacheNotCroppableError: naming the model type and the kind of layer.
-    """
-    config = model.config.get_text_config(decoder=True)
-    kind = getattr(config, "model_type", type(model).__name__)
-    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-        raise CacheNotCroppableError(_refusal(kind, "a recurrent state"))
-    try:
-        layers = DynamicCache(config=config).layers
-    except Exception as error:  # unknown layer types raise whatever the library of the day raises
-        raise CacheNotCroppableError(_refusal(kind, f"a cache of its own ({type(error).__name__})")) from error
-    for layer in layers:
-        if type(layer) is DynamicLayer:
-            continue
-        if isinstance(layer, DynamicSlidingWindowLayer) and layer.sliding_window >= capacity:
-            continue
-        raise CacheNotCroppableError(_refusal(kind, type(layer).__name__))
-
-
-def _refusal(kind: str, what: str) -> str:
-    return (
-        f"Models of type “{kind}” keep {what}, which cannot be rolled back when a draft is refused: "
-        "refused words would go on to change the text. Choose a model with full attention in every layer."
-    )

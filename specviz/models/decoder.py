@@ -23,6 +23,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from specviz.models.cache import InPlaceCache
 from specviz.models.int8 import Int8Linear
+from specviz.models.windows import layer_types, narrowed, windows_of
 
 __all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
 
@@ -102,6 +103,8 @@ class TransformersDecoder:
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._can_keep = "logits_to_keep" in accepted
+        self._windows = windows_of(model)
+        self._types = layer_types(config)
 
     def forward(
         self,
@@ -117,7 +120,7 @@ class TransformersDecoder:
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
             "position_ids": positions[None],
-            "attention_mask": _additive(seen, self._dtype, lowest=True) if self._adds_mask else seen[None, None],
+            "attention_mask": self._masks(seen, positions, cache.start),
             self._cache_name: cache.handle,
             "use_cache": True,
         }
@@ -134,6 +137,18 @@ class TransformersDecoder:
             states[-1][0] if hidden else None,
             torch.stack([states[tap][0] for tap in taps], 1) if taps else None,
         )
+
+    def _masks(self, seen: Tensor, positions: Tensor, start: int) -> Tensor | dict[str, Tensor]:
+        """One mask where all layers see alike, which every family takes; else one for each type of layer."""
+        made = {
+            window: _additive(shown, self._dtype, lowest=True) if self._adds_mask else shown[None, None]
+            for window in set(self._windows)
+            for shown in [narrowed(seen, positions, start, window)]
+        }
+        if len(made) == 1:
+            return made[self._windows[0]]
+        assert self._types is not None, "layers without types that differ"
+        return {name: made[window] for name, window in zip(self._types, self._windows, strict=True)}
 
     def project(self, states: Tensor) -> Tensor:
         model = self._model()
@@ -164,6 +179,7 @@ class LeanDecoder:
         self._head = _Projection([model.lm_head])
         self._least_rows = _least_rows([layer.down for layer in self._layers])
         self.num_bytes = self._head.num_bytes + sum(layer.num_bytes for layer in self._layers)
+        self._window: int | None = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
         self._rotary = body.rotary_emb
         self._cos = self._sin = torch.empty(0)
 
@@ -244,6 +260,7 @@ class LeanDecoder:
         mixed = x.new_zeros(len(x), self._heads * self._head_dim)
         by_head = mixed[:rows].view(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
         # The query heads that share a key head become rows of one head, so that no key or value is copied.
+        seen = narrowed(seen, positions, cache.start, self._window)
         mask = _additive(seen.repeat(groups, 1), self._dtype)
         kv = self._kv_heads * self._head_dim
         rotated_heads = self._heads + self._kv_heads

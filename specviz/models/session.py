@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specviz.models.cache import InPlaceCache, check_croppable
+from specviz.models.cache import InPlaceCache
 from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
+from specviz.models.windows import check_croppable
 
 __all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
 
@@ -53,7 +54,7 @@ class Session:
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
-        check_croppable(model, capacity)
+        check_croppable(model)
         room = -(-(capacity + max(min_rows, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.min_rows = min_rows
         self.hidden: Tensor | None = None

@@ -164,7 +164,7 @@ class _Run:
         counts, words = self._counts(steps, identity, before)
         if not steps.tokens_are_told:
             told = "" if self.completion is None else f" It counts {self.completion}."
-            words = [f"The server does not tell tokens, so each message counts as one.{told}", *words]
+            words = [f"The server does not report tokens, so each message counts as one.{told}", *words]
         if steps.prefill is not None and reason in _ENDS:
             words = [_ENDS[reason], *words]
         return self._finished(steps, reason, " ".join(words), counts)
@@ -196,7 +196,7 @@ class _Run:
         if counts is None:
             return None, ["The server does not count what it drafts, so what was refused is not known."]
         if is_bound:
-            return counts, ["Other requests ran beside it, so what was drafted and refused is at most what is shown."]
+            return counts, ["Other requests ran at the same time, so the drafted and refused counts are upper bounds."]
         return counts, _differences(steps, counts)
 
     def _settled(self, identity: Identity, before: ServerCounters, wrote: int) -> ServerCounters | None:

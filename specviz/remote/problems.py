@@ -36,7 +36,7 @@ def broken_off(address: Address, num_tokens: int, why: str) -> str:
     """The sentence for a stream that ended before the answer did."""
     if not num_tokens:
         return f"{address.name} {why}, before the first token. Try again, or look at its log."
-    return f"{address.name} {why} after {num_tokens} token{'' if num_tokens == 1 else 's'}. What is there stays."
+    return f"{address.name} {why} after {num_tokens} token{'' if num_tokens == 1 else 's'}. Everything so far is kept."
 
 
 def refusal(status: int, body: str, address: Address) -> RemoteError:

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specviz.config import GREEDY_BELOW
-from specviz.models.cache import check_croppable
 from specviz.models.loader import LoadedPair
+from specviz.models.windows import check_croppable
 
 __all__ = ["answer_batch", "choose_tokens"]
 

@@ -209,7 +209,7 @@ def _kept_sentence(counters: Counters) -> str:
     if not histogram:
         return "No step drafted anything."
     if not counters.drafted_is_known or counters.is_bound:
-        return "Steps that kept something; how many drafted in vain is not told."
+        return "Steps that kept a draft; the server does not report the others."
     best = len(histogram) - 1
     undrafted = counters.num_steps - counters.num_drafting_steps
     rest = f" {undrafted} had nothing to draft." if undrafted else ""

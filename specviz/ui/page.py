@@ -64,6 +64,25 @@ _SKIP_LINK_JS = """() => {
   document.body.prepend(link);
 }"""
 
+# On tabs where the settings do nothing they fold away, and come back if the visitor did not fold them.
+_FOLD_SETTINGS_JS = """() => {
+  if (window.specvizFolds) return;
+  window.specvizFolds = true;
+  const IDLE = ['methods', 'tour', 'serving'];
+  let isFolded = false; // by this, not by the visitor
+  const follow = (tab) => {
+    const isIdle = IDLE.includes(tab), isOpen = Boolean(document.querySelector('.sidebar.open'));
+    if (innerWidth < 768 || (isIdle ? !isOpen : !isFolded || isOpen)) { if (!isIdle) isFolded = false; return; }
+    isFolded = isIdle;
+    document.querySelector('.sidebar .toggle-button')?.click();
+  };
+  addEventListener('specviz:tab', ({ detail }) => follow(detail));
+  document.addEventListener('click', ({ isTrusted, target }) => {
+    if (isTrusted && target.closest?.('.sidebar .toggle-button')) isFolded = false;
+  });
+  if (document.body.dataset.tab) follow(document.body.dataset.tab);
+}"""
+
 _TELL_VIEW_JS = "() => { window.dispatchEvent(new CustomEvent('specviz:tab', { detail: '%s' })); }"
 
 
@@ -105,6 +124,7 @@ def build_page(host: EngineHost, recording: Recording | None = None) -> gr.Block
         gr.on([demo.load, watch.run.click], None, None, None, js=_CLOSE_SIDEBAR_JS, api_visibility="private")
         demo.load(None, None, None, js=_CLOSE_LISTS_JS, api_visibility="private")
         demo.load(None, None, None, js=_SKIP_LINK_JS, api_visibility="private")
+        demo.load(None, None, None, js=_FOLD_SETTINGS_JS, api_visibility="private")
     return demo.queue(max_size=MAX_QUEUE, api_open=False)
 
 

@@ -16,7 +16,7 @@ import gradio as gr
 from specviz.assets import read_asset
 from specviz.drafters.registry import METHODS
 
-__all__ = ["PANELS", "VIEW_CSS", "make_view"]
+__all__ = ["PANELS", "SCRIPT", "TEMPLATE", "VIEW_CSS", "make_view"]
 
 _SCRIPTS = (
     *("dom", "watch/strip", "detail", "charts", "panels", "words", "inspect/replay", "main", "watch/stripfile"),
@@ -48,17 +48,15 @@ VIEW_CSS = read_asset("tokens.css")
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
 _STYLES = ("tokens.css", "view/view.css", *(f"view/{name}/{name}.css" for name in PANELS[1:]))
-_TEMPLATE = "<style>{rules}</style>\n{markup}".format(
-    rules="".join(
-        map(read_asset, ("tokens.css", "view/view.css", *(f"view/{name}/{name}.css" for name in PANELS[1:])))
-    ),
+TEMPLATE = "<style>{rules}</style>\n{markup}".format(
+    rules="".join(map(read_asset, _STYLES)),
     markup=read_asset("view/view.html")
     .replace("<!-- panels -->", "\n".join(map(_panel, PANELS)))
     .replace("<!-- ways -->", _ways()),
 )
-_SCRIPT = "\n".join(read_asset(f"view/{name}.js") for name in _SCRIPTS)
+SCRIPT = "\n".join(read_asset(f"view/{name}.js") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:
     """The view as a component whose value is one delta of `ui.wire.stream`; `initial` is a delta to begin with."""
-    return gr.HTML(value=initial, html_template=_TEMPLATE, js_on_load=_SCRIPT, apply_default_css=False, elem_id="view")
+    return gr.HTML(value=initial, html_template=TEMPLATE, js_on_load=SCRIPT, apply_default_css=False, elem_id="view")

@@ -113,7 +113,7 @@ function whyUntested(token, step) {
 
 /** How a token came about that the target wrote itself, or that a server told of. */
 function originWords(token, step) {
-  if (token.origin === 'accepted') return 'Kept. What the server tested beside it is not told.';
+  if (token.origin === 'accepted') return 'Kept. The server does not report what else it tested.';
   if (!isTold(step)) return 'The server’s own.';
   if (token.origin === 'target') return 'Nothing was drafted, so the target wrote one token.';
   if (token.origin === 'bonus') return 'One more: the pass that checks a draft also gives the token behind it.';

@@ -35,6 +35,6 @@ function drawServed(entry) {
   return {
     finding: `${came}.`,
     box: el('div', '', el('p', 'aloneline', ...step.emitted.map((token) => fatedWord(token, token.origin))),
-      el('div', 'told', list('A server tells', told), list('It does not tell', untold))),
+      el('div', 'told', list('A server reports', told), list('It does not report', untold))),
   };
 }

@@ -90,7 +90,7 @@ function spoken(token) {
 
 // -- one step --
 
-/** Sorts what was drafted in vain by the place in the sentence where it was tried. */
+/** Sorts refused and discarded drafts by the place in the sentence where they were tried. */
 function refusals(step) {
   const depths = [];
   const at = new Map();

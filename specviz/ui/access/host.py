@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from specviz.config import DEFAULT_METHOD, DEFAULT_WIDTH, RunConfig
 from specviz.errors import BusyError, ConfigError, ModelLoadError, SpecvizError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import LoadedPair
 
-    Engine = SpeculativeGenerator | Session
+    Engine: TypeAlias = SpeculativeGenerator | Session
 
 __all__ = ["MAX_WAITING", "EngineHost", "HostStatus", "Notice"]
 

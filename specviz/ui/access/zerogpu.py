@@ -182,7 +182,7 @@ def in_plain_words(error: gr.Error) -> str:
         when = f" Try again in {again[1]}" if again else " Try again later"
         return f"Your GPU time of today is used up{asked}.{when}, log in to Hugging Face for more, or {fewer.lower()}."
     if "aborted" in message:
-        return f"The GPU was taken back before the run was over. What is there stays. {fewer}."
+        return f"The GPU was taken back before the run was over. Everything so far is kept. {fewer}."
     if "worker error" in title:
         return f"Something failed on the GPU ({message[:60]}). The log of the Space has the details."
     return f"No GPU could be borrowed: {message[:200]}"

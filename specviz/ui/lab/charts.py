@@ -129,6 +129,10 @@ def _points(rows: Sequence[dict[str, Any]], colour: str, size: int) -> go.Scatte
     )
 
 
+_LABEL_SPAN = 0.36
+"""Of the axis of α: what a label of three words takes beside its point, on a page 1280 pixels wide."""
+
+
 def _surface(finding: Finding, recorded: bool) -> go.Figure | None:
     """S over α and γ in bands, where it pays and which γ is best; the chosen one is "you are here"."""
     here = "the recorded run" if recorded else "you are here"
@@ -167,13 +171,15 @@ def _surface(finding: Finding, recorded: bool) -> go.Figure | None:
         ],
         None,
     )  # fmt: skip
-    side = "right" if alpha > 0.6 else "left"
+    loses = alpha < (even[chosen] or 1.0)  # then the label keeps to the empty side of the break-even line
+    side = "right" if alpha > (_LABEL_SPAN if loses else 0.6) else "left"
     _label(figure, alpha, chosen, f"<b>{here}</b>", xanchor=side, xshift=-11 if side == "right" else 11)
     first = next((i for i, gamma in enumerate(best) if gamma), None)
     if first is not None:
         _label(figure, ALPHAS[first], best[first], "best γ", xanchor="right", xshift=-5)
-    if pays and pays[-1][0] > 0.25:
-        _label(figure, pays[-1][0] / 2, 0.7 * gammas[-1], "slower than plain")
+    corner = gammas[-1] if chosen < gammas[-1] - 1 else chosen - 2
+    if (even[corner] or 1.0) > _LABEL_SPAN + 0.03:
+        _label(figure, 0.02, corner, "slower than plain", xanchor="left")
     labelled = -1.0
     for edge in _BANDS[1:]:
         at = next((alpha for alpha, s in zip(ALPHAS, grid[-1], strict=True) if s > edge), None)

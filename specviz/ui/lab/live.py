@@ -28,6 +28,6 @@ def measure_live(
                     yield from conduct(measure, item, ask, stop.is_set, settings.config.time_limit_s)
                     return
                 yield Report(item.text, item.fraction or 0.0)
-            yield Report("Stopped before it began. What was there stays.", 0.0)
+            yield Report("Stopped before it began. The page is unchanged.", 0.0)
     except Exception as error:
         yield Report(sentence_for(error), 0.0)

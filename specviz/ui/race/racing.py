@@ -140,7 +140,7 @@ def run_race(host: EngineHost, visit: Visit, settings: RaceSettings, encoder: Ra
         with visit.running() as stop, closing(host.turn_here(plain.pair, plain.dtype, stop.is_set)) as turn:
             engine = yield from wait_for_engine(turn, encoder.status)
             if engine is None:
-                yield encoder.status("Stopped before the race began. What was there stays.")
+                yield encoder.status("Stopped before the race began. The page is unchanged.")
                 return
             assert not isinstance(engine, Session), "a turn here gives a model"
             yield from _Race(engine, settings, encoder, stop.is_set).deltas()

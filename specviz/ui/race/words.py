@@ -24,14 +24,14 @@ def _headline(lanes: Sequence[Lane]) -> str:
     rivals = [lane for lane in order if lane.speed_up is not None]
     if not rivals:
         if any(lane.method == "plain" for lane in order):
-            return "Only plain decoding came to its end, so there is nothing to compare."
-        return "Plain decoding did not come to its end, so there is nothing to race against."
+            return "Only plain decoding finished, so there is nothing to compare."
+        return "Plain decoding did not finish, so there is nothing to compare with."
     first = rivals[0]
     name, ratio = title_of(first.method), first.speed_up or 0.0
     if abs(ratio - 1.0) <= EQUAL_WITHIN:
         return f"{name} is as fast as plain decoding: {ratio:.2f} times, within the spread."
     if ratio > 1.0:
-        arrives = "is over the line first" if _same_length(order) else "writes fastest"
+        arrives = "finishes first" if _same_length(order) else "is fastest"
         return f"{name} {arrives}: {ratio:.2f} times as fast as plain decoding."
     if len(rivals) == 1:
         return f"Plain decoding is faster: {name} has {ratio:.2f} of its speed."
@@ -59,7 +59,7 @@ def _agreement(same: Sequence[Lane], *, all_of_them: bool) -> str:
     if not same:
         return ""
     shared = {_num_compared(lane) for lane in same}
-    tokens = f"the same {shared.pop()} tokens" if len(shared) == 1 else "the same tokens, as far as each goes"
+    tokens = f"the same {shared.pop()} tokens" if len(shared) == 1 else "the same tokens, up to the shorter length"
     if all_of_them:
         who = _NUMBERS[len(same) + 1]
     else:
@@ -80,17 +80,17 @@ def _by_text(lanes: Sequence[Lane]) -> list[list[Lane]]:
 
 
 def _difference(lanes: Sequence[Lane]) -> str:
-    """Where a text parts from plain decoding's, how near the call was, and what became of the proof at equal width."""
+    """Where a text first differs from plain decoding's, by how much, and if plain decoding at equal width does too."""
     base, started = lanes[0].plain, lanes[0].started
     assert base is not None and started is not None
     place = (base.first_difference or 0) + 1
     gap = "" if base.gap is None else f", where the two best logits are {gap_in_words(base.gap)}"
-    way = "goes another way" if len(lanes) == 1 else "part from plain decoding together"
+    way = "differs from plain decoding" if len(lanes) == 1 else "differ from plain decoding in the same way"
     lead = f"{_list([title_of(lane.method) for lane in lanes])} {way} at token {place}{gap}"
     if base.width_same:
-        return f"{lead}: {own_passes(started)} plain decoding does too."
+        return f"{lead}. So does plain decoding {own_passes(started)}."
     if base.width_same is False:
-        return f"{lead}; plain decoding {own_passes(started)} wrote another text too, so this is a fault."
+        return f"{lead}; even plain decoding {own_passes(started)} wrote another text, so this is a fault."
     return f"{lead}."
 
 

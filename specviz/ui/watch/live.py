@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["can_measure_later", "measure_plain", "new_encoder", "run_live"]
 
-_NOT_BEGUN = "Stopped before the run began. What was there stays."
+_NOT_BEGUN = "Stopped before the run began. The page is unchanged."
 
 
 def new_encoder() -> DeltaEncoder:
@@ -137,7 +137,7 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
     if isinstance(end, RunFinished) and end.reason in WHOLE and (base := Baseline.of(plain, run.events)) is not None:
         run.plain = plain
         if base.same_text is False:
-            yield encoder.status("The text differs from plain decoding's. Looking at where and why.")
+            yield encoder.status("The text differs from plain decoding's. Finding out where and why.")
             watched = partial(stoppable, stopped=stopped)
             base = explain_difference(engine, run.settings.prompt, config, run.events, base, watched)
         yield encoder.encode_plain(base, status=status)

@@ -12,7 +12,7 @@ from specviz.ui.controls import QUICK
 
 __all__ = ["SERVER_INFO", "connect_server_choice"]
 
-SERVER_INFO = "It drafts and verifies elsewhere: method, draft length and number format are its own."
+SERVER_INFO = "The server drafts and verifies, with its own method, draft length and number format."
 
 _OURS = (
     "method", "gamma", "measure_plain", "exact", "width", "draft_quant", "draft_length", "verify", "dtype", "detail",
@@ -21,9 +21,9 @@ _OURS = (
 
 
 def connect_server_choice(
-    host: EngineHost, demo: gr.Blocks, fields: Mapping[str, Any], own: Sequence[gr.Column]
+    host: EngineHost, demo: gr.Blocks, fields: Mapping[str, Any], own: Sequence[gr.components.Component | gr.Column]
 ) -> None:
-    """Hide what a server would ignore while one is chosen (case 116). own: where settings of single methods are."""
+    """Hide what a server would ignore while one is chosen (case 116). own: what belongs to single methods."""
     if not host.servers:
         return
     pair = fields["pair"]
@@ -31,7 +31,7 @@ def connect_server_choice(
     def show(chosen: Any) -> list[Any]:
         is_server = isinstance(chosen, str) and chosen in host.servers
         info = gr.Dropdown(info=SERVER_INFO) if is_server else gr.skip()
-        hidden = gr.Column(visible=False) if is_server else gr.skip()
+        hidden = gr.update(visible=False) if is_server else gr.skip()
         return [*(gr.update(visible=not is_server) for _ in _OURS), info, *(hidden for _ in own)]
 
     outputs = [*(fields[name] for name in _OURS), pair, *own]

@@ -48,15 +48,33 @@ _CONDITIONAL = {
 """Fields that mean something only while another one has a certain value."""
 
 _PROMISES = {
-    "exact": "Exact: greedy text is plain decoding’s to the bit, while exact passes are on.",
-    "lossless": "Lossless: the text keeps the target’s own distribution.",
-    "approximate": "Approximate: the rule changes the target’s distribution.",
+    "exact": (
+        "Exact: the same text as plain decoding.",
+        "With exact passes on, greedy text equals plain decoding’s to the bit.",
+    ),
+    "chains": (
+        "Exact as a chain, lossless as a tree.",
+        "As a chain, with exact passes on, greedy text equals plain decoding’s to the bit. As a tree it keeps "
+        "the target’s distribution; greedy near-ties may resolve differently.",
+    ),
+    "lossless": (
+        "Lossless: the target’s own distribution.",
+        "Sampled text follows the target’s distribution. Greedy near-ties may resolve differently.",
+    ),
+    "approximate": (
+        "Approximate: not the target’s distribution.",
+        "This rule keeps some tokens that the target would have refused.",
+    ),
 }
+"""What each word means: a line, and what is said on demand."""
 
-_CHAINS_ONLY = (
-    "As a chain exact: greedy text is plain decoding’s to the bit, while exact passes are on. As a tree lossless: "
-    "near-ties may fall the other way."
-)
+_PROMISE_HTML = "<details class='promise'><summary></summary><p></p></details>"
+_PROMISE_JS = """
+const [line, rest] = ['summary', 'p'].map((tag) => element.querySelector(tag));
+const show = () => { [line.textContent, rest.textContent] = JSON.parse(props.value); };
+watch('value', show);
+show();
+"""
 
 _OPTION_LABELS = {
     "ngram": "N-gram",
@@ -110,7 +128,11 @@ class Watch:
                 gr.Markdown("\n".join(f"- {sentence}" for sentence in self._refused.values()))
         f["method"] = gr.Dropdown(
             _method_choices(pair), value=DEFAULTS["method"], label="How to draft", elem_id="method", filterable=False,
-            info=_method_info(DEFAULTS["method"], DEFAULTS["temperature"], pair),
+            info=get_method(DEFAULTS["method"]).summary,
+        )  # fmt: skip
+        self.promise = gr.HTML(
+            value=_promise(DEFAULTS["method"], DEFAULTS["temperature"], pair), html_template=_PROMISE_HTML,
+            js_on_load=_PROMISE_JS, apply_default_css=False, elem_id="promise",
         )  # fmt: skip
         self.own = self._own_fields(essential=True)
         f["gamma"] = _slider("Tokens drafted per step, γ", 0, MAX_GAMMA, "gamma", 1)
@@ -225,14 +247,14 @@ class Watch:
         self.fields["prompt"].input(None, None, self.preset, js="() => [null]", **PRIVATE)
         shaping = [self.fields[name] for name in ("pair", "method", "temperature", "draft_length", "verify")]
         further = [self.fields[name] for name in (*METHOD_OPTIONS, *_CONDITIONAL)]
-        shaped = [*shaping[:2], self.own, self.own_more, *further]
+        shaped = [*shaping[:2], self.promise, self.own, self.own_more, *further]
         gr.on([field.change for field in shaping], self._shape, shaping, shaped, trigger_mode="always_last", **quick)
         defaults = DEFAULTS | {"pair": self.host.first_choice, "dtype": self.host.default_dtype}
         self.share.connect(
             demo, view=self.view, outputs=outputs, show=self._recorded, fields=self.fields, defaults=defaults
         )
         self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
-        connect_server_choice(self.host, demo, self.fields, (self.own, self.own_more))
+        connect_server_choice(self.host, demo, self.fields, (self.promise, self.own, self.own_more))
 
         demo.load(self._restore, None, [*inputs, self.preset, self.note], **quick)
         self.timer.tick(self._poll, None, [header, self.view, self.timer], **quick)
@@ -347,13 +369,14 @@ class Watch:
         and only those further fields that would do something (case 116)."""
         chosen = self.host.pairs.get(pair) if isinstance(pair, str) else None
         if chosen is None or not isinstance(method, str) or method not in METHODS:
-            return [gr.skip()] * (4 + len(METHOD_OPTIONS) + len(_CONDITIONAL))
+            return [gr.skip()] * (5 + len(METHOD_OPTIONS) + len(_CONDITIONAL))
         choices = _method_choices(chosen)
         value = method if method in [name for _, name in choices] else DEFAULTS["method"]
         shown = {"draft_length": draft_length, "verify": verify}
         return [
             gr.Dropdown(info=_pair_info(chosen)),
-            gr.Dropdown(choices=choices, value=value, info=_method_info(value, temperature, chosen, verify)),
+            gr.Dropdown(choices=choices, value=value, info=get_method(value).summary),
+            gr.HTML(value=_promise(value, temperature, chosen, verify), visible=True),
             gr.Column(visible=_has_own(value, essential=True)),
             gr.Column(visible=_has_own(value, essential=False)),
             *(gr.update(visible=_has_option(value, name)) for name in METHOD_OPTIONS),
@@ -419,11 +442,11 @@ def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
     return [(method.title, method.name) for method in METHODS.values() if method.is_offered(pair)]
 
 
-def _method_info(name: str, temperature: Any, pair: ModelPair, verify: Any = "auto") -> str:
+def _promise(name: str, temperature: Any, pair: ModelPair, verify: Any = "auto") -> str:
+    """The line and the rest about the text's exactness, as JSON, for the component below "How to draft"."""
     method = get_method(name)
     greedy = isinstance(temperature, int | float) and temperature < GREEDY_BELOW
     word = "approximate" if verify in APPROXIMATE_RULES else method.exactness if greedy else "lossless"
+    line, rest = _PROMISES["chains" if word == "exact" and method.is_chain is not None else word]
     absent = [method.title for method in METHODS.values() if not method.is_offered(pair)]
-    rest = f" This pair has no draft for: {', '.join(absent)}." if absent else ""
-    promise = _CHAINS_ONLY if word == "exact" and method.is_chain is not None else _PROMISES[word]
-    return f"{method.summary} {promise}{rest}"
+    return json.dumps([line, f"{rest} This pair has no draft for: {', '.join(absent)}." if absent else rest])
