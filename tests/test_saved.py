@@ -31,7 +31,9 @@ TRACES = Path(__file__).resolve().parents[1] / "assets" / "traces"
 RACE = sorted((TRACES / "race").glob("*.jsonl"))
 NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "notebook.ipynb"
 MAX_PLAYER = 400_000  # beside the run itself
-HOSTILE = "</script><script>alert(1)</script><!--\u2028\u2029 ]]> {runs} %s & 'x\" <img src=x onerror=alert(2)>"
+HOSTILE = (
+    "</script><script>alert(1)</script><!--\u2028\u2029 ]]> {runs} ${x} `${1}` %s & 'x\" <img src=x onerror=alert(2)>"
+)
 
 
 def hostile() -> list[Event]:
@@ -119,6 +121,16 @@ def test_a_saved_run_plays_again_at_its_own_speed(tmp_path: Path) -> None:
         assert page.locator("#view .strip .st").count() < len(run.events)
         page.locator("#view .replay", has_text="Play again").wait_for()
         assert answer(page) == text_of(run.events)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("format_name", ["svg", "png"])
+def test_a_figure_is_saved_from_a_file_too(tmp_path: Path, format_name: str) -> None:
+    with opened(saved(tmp_path, TRACES / "opening.jsonl")) as page:
+        with page.expect_download() as download:
+            page.evaluate(f"document.querySelector('#view [data-save=\"text:{format_name}\"]').click()")
+        first = download.value.path().read_bytes()[:4]
+        assert first == {"svg": b"<svg", "png": b"\x89PNG"}[format_name]
 
 
 @pytest.mark.browser
