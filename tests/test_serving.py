@@ -22,6 +22,7 @@ from specviz.remote.history import History, Sample
 from specviz.remote.server import Identity
 from specviz.ui.access.attached import AttachedServer, Notice, Session
 from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import Visit
 from specviz.ui.page import build_page, launch
 from specviz.ui.serving.tab import groups_of, picture_of, replicas_of
 from specviz.ui.settings import WatchSettings

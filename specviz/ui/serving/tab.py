@@ -7,7 +7,7 @@ The value of its one `gr.HTML` is JSON, and JavaScript draws it; every number is
                   "figures": {"acceptance_rate", "acceptance_length", "drafts_per_s", "tokens_per_s",
                               "num_running", "num_waiting", "num_accepted", "num_drafted", "num_drafts"},
                   "positions": [share], "ago_s": [...], "series": {name: [...]},
-                  "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.advised`}]}
+                  "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.serving.advice`}]}
 
 hints: what would make the server tell more, once a request from here has shown that it could.
 state: "answers", "silent", "new" (nothing heard yet) or "plain" (it does not speculate). said: what there is to say.
