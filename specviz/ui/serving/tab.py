@@ -6,13 +6,8 @@ The value of its one `gr.HTML` is JSON, and JavaScript draws it; every number is
                   "hints": [sentence],
                   "figures": {"acceptance_rate", "acceptance_length", "drafts_per_s", "tokens_per_s",
                               "num_running", "num_waiting", "num_accepted", "num_drafted", "num_drafts"},
-<<<<<<< HEAD:specviz/ui/serving/tab.py
-                  "positions": [share], "ago_s": [...], "series": {name: [...]},
-                  "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.serving.tab.advice`}]}
-=======
                   "positions": [share], "tells_places": whether it counts them, "ago_s": [...], "series": {name: [...]},
-                  "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.advised`}]}
->>>>>>> main:specviz/ui/serving.py
+                  "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.serving.advice`}]}
 
 hints: what would make the server tell more, once a request from here has shown that it could.
 state: "answers", "silent", "new" (nothing heard yet) or "plain" (it does not speculate). said: what there is to say.
@@ -34,7 +29,7 @@ from specviz.remote.replicas import outliers, summed
 from specviz.remote.sampler import EVERY_S, Sampler
 from specviz.ui.access.attached import AttachedServer
 from specviz.ui.controls import QUICK
-from specviz.ui.serving.tab.advice import advice_json
+from specviz.ui.serving.advice import advice_json
 
 __all__ = ["Serving", "picture_of"]
 
