@@ -23,15 +23,16 @@ from specviz.errors import BusyError, ConfigError, ModelLoadError
 from specviz.events import RunFinished, StepDone, event_from_json, event_to_json
 from specviz.metrics import Baseline
 from specviz.trace import parse_trace
+from specviz.ui.access.host import MAX_WAITING, EngineHost, Notice
+from specviz.ui.access.visits import Visit
+from specviz.ui.access.waiting import wait_for_engine
 from specviz.ui.charts import summarize
-from specviz.ui.host import MAX_WAITING, EngineHost, Notice
-from specviz.ui.live import measure_plain, new_encoder, run_live, wait_for_engine
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
-from specviz.ui.recorded import opening_run
 from specviz.ui.settings import DEFAULTS, MAX_PROMPT_CHARS, read_link
-from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
-from specviz.ui.visits import Visit
+from specviz.ui.watch.live import measure_plain, new_encoder, run_live
+from specviz.ui.wire.recorded import opening_run
+from specviz.ui.wire.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
 
 SECRET = "<b>boom</b> /home/somebody/.cache hf_secrettoken"
 

@@ -16,9 +16,9 @@ from test_view import handler, live
 
 from specviz.events import Event, StepDone, TopToken
 from specviz.metrics import Baseline, fold
-from specviz.ui.recorded import opening_run
-from specviz.ui.stream import DeltaEncoder, recorded_delta
 from specviz.ui.view import make_view
+from specviz.ui.wire.recorded import opening_run
+from specviz.ui.wire.stream import DeltaEncoder, recorded_delta
 
 browser = pytest.mark.browser
 
