@@ -490,7 +490,9 @@ def test_playing_moves_by_itself_and_stops_at_a_key(url: str) -> None:
         page.get_by_role("button", name="Play", exact=True).click()
         page.wait_for_function("/^Step [2-9] /.test(document.querySelector('#view .gist').textContent)")
         page.get_by_role("button", name="10×", exact=True).click()
-        page.wait_for_function(f"/^Step {last} /.test(document.querySelector('#view .gist').textContent)", timeout=15000)
+        page.wait_for_function(
+            f"/^Step {last} /.test(document.querySelector('#view .gist').textContent)", timeout=15000
+        )
         assert page.get_by_role("button", name="Play", exact=True).is_visible()
         assert chromium.errors == chromium.outside == []
 
