@@ -30,7 +30,7 @@ _REPEATED = 16
 """Deltas in each update: a front end that draws slower than they come may skip as many but one."""
 
 Run = str | Path | Trace | Iterable[Event]
-"""A trace file, a trace, or a run's events: a list, or a stream."""
+"""A trace file, a trace, or a run's events: a list, a stream, or what `specviz.watch` gives."""
 
 _ON_LOAD = """
 const dark = '[data-jp-theme-light=false], body.vscode-dark, body.vscode-high-contrast, html[theme=dark]';
@@ -108,6 +108,7 @@ def compare(*runs: Run, height: int = HEIGHT) -> Player:
 def _trace(run: Run, plain: Iterable[Event] = ()) -> Trace:
     if isinstance(run, str | Path):
         run = load_trace(run)
+    run = getattr(run, "trace", run)  # of a watched run: with the plain run beside it
     if not isinstance(run, Trace):
         return trace_of(list(run), list(plain))
     more = list(plain)
