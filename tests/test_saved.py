@@ -22,8 +22,8 @@ from specviz.errors import TraceError
 from specviz.events import Event, RunFinished, RunStarted
 from specviz.metrics import fold
 from specviz.trace import Trace, dump_trace, load_trace
-from specviz.ui import notebook
-from specviz.ui.saved import saved_page, trace_of
+from specviz.ui.saved import notebook
+from specviz.ui.saved.page import saved_page, trace_of
 
 TRACES = Path(__file__).resolve().parents[1] / "assets" / "traces"
 RACE = sorted((TRACES / "race").glob("*.jsonl"))
