@@ -303,7 +303,9 @@ def test_the_tokenizer_is_found_beside_the_models_weights(tiny: Tiny, tmp_path: 
     model.name_or_path = str(tmp_path)
     with watch(model) as run:
         model.generate(PROMPT, max_new_tokens=4, pad_token_id=0, eos_token_id=None)
-    assert parts(run)[0].prompt == tiny.tokenizer.decode(PROMPT[0])
+    started = parts(run)[0]
+    assert started.prompt == tiny.tokenizer.decode(PROMPT[0])
+    assert started.target.name == started.pair == tmp_path.name  # and no more of the path: a trace may travel
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
