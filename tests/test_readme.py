@@ -75,7 +75,7 @@ def test_a_watched_generate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_program_over_the_network(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("gradio")
-    from specviz.ui.host import EngineHost
+    from specviz.ui.access.host import EngineHost
     from specviz.ui.page import build_page, launch
 
     pair = loaded_pair(tiny_llama()).pair

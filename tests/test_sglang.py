@@ -13,12 +13,13 @@ from specviz.cli import main
 from specviz.errors import RemoteError
 from specviz.metrics import Counters
 from specviz.remote import RemoteEngine, read_addresses
+from specviz.remote.advice import advise, loads_of, places_of
 from specviz.remote.counters import read_counters
 from specviz.remote.engine import Patience
 from specviz.remote.history import History, Sample
 from specviz.remote.server import Drafting
 from specviz.trace import dump_trace, parse_trace
-from specviz.ui.stream import recorded_delta
+from specviz.ui.wire.stream import recorded_delta
 
 CONFIG = RunConfig(max_new_tokens=32)
 
@@ -147,6 +148,25 @@ def test_its_metrics_over_time() -> None:
     assert after.acceptance_length == pytest.approx(1 + 9 / 5)
     assert after.acceptance_rate == pytest.approx(9 / 15)
     assert after.tokens_per_s == pytest.approx(15 / 2)
+
+
+def test_what_would_pay_from_its_metrics() -> None:
+    """A pass takes 24 ms with three drafts and 20 ms without, so a drafted token costs (24 / 20 - 1) / 3."""
+    found = []
+    for fake in (Sglang(num_running=1, pass_s=0.024), Sglang([0] * 14, num_running=1, drafts=False)):
+        history = History()
+        for i in range(40):
+            history = history.add(Sample(2.0 * i, read_counters(fake.metrics(), "m")))
+            list(fake.messages({}))
+        found.append(history)
+    loads, plain = (loads_of(history) for history in found)
+    assert (loads[1].step_s, loads[1].drafted_share) == (pytest.approx(0.024), 1.0)
+    assert (plain[1].step_s, plain[1].drafted_share) == (pytest.approx(0.020), 0.0)
+    by_place = places_of(found[0].last(float("inf")))
+    assert 1 + sum(by_place) == pytest.approx(1 + 9 / 5)
+    advice = advise(by_place, loads, plain)
+    assert advice.costs[1] == pytest.approx(0.2 / 3)
+    assert advice.best[1] == 3
 
 
 def test_metrics_that_are_switched_off_are_told_with_the_flag() -> None:
