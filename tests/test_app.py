@@ -111,7 +111,7 @@ def test_a_link_restores_what_holds_and_names_what_does_not() -> None:
 
 def test_presets_are_six_regimes_that_fit_the_page() -> None:
     regimes = load_regimes()
-    assert [regime.name for regime in regimes] == ["copying", "code", "facts", "story", "translation", "dialogue"]
+    assert [regime.name for regime in regimes] == ["facts", "copying", "code", "story", "translation", "dialogue"]
     assert all(regime.prompts and len(text) < MAX_PROMPT_CHARS for regime in regimes for text in regime.prompts)
 
 
@@ -736,7 +736,7 @@ def test_a_link_restores_settings_and_ignores_what_is_bad(site: Any) -> None:
 def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         shows = "text => document.querySelector('#prompt textarea').value === text"
-        page.click("#presets label:has-text('Facts')")
+        page.click("#presets label:has-text('Code')")
         page.wait_for_function(shows, arg=load_regimes()[2].prompts[0])
         page.focus("#prompt textarea")
         for key in ("Tab", "Tab", "Space"):  # to Gradio every option is a field of its own
