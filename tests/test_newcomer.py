@@ -213,10 +213,10 @@ def test_a_folder_with_sliding_windows_runs(tmp_path: Path, capsys: pytest.Captu
     assert tokens[0] == tokens[1] and len(tokens[0]) == 12
 
 
-def test_a_gated_pair_says_how_to_get_it():
-    """Issue 18: the page names every repository whose licence is asked for, and the words that log in."""
+def test_case_113_a_gated_pair_says_how_to_get_it():
+    """Case 113: the page names every repository whose licence is asked for, and the words that log in."""
     from specviz.models.catalog import get_pair
-    from specviz.ui.watch import _pair_info
+    from specviz.ui.watch.tab import _pair_info
 
     said = _pair_info(get_pair("gemma-3-1b"))
     assert "google/gemma-3-1b-it and google/gemma-3-270m-it" in said and "hf auth login" in said
