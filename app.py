@@ -47,10 +47,10 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import load_catalog
     from specviz.models.machine import keep_few_arenas
     from specviz.remote import RemoteEngine, read_addresses
-    from specviz.ui.attached import AttachedServer
-    from specviz.ui.host import EngineHost
+    from specviz.ui.access.attached import AttachedServer
+    from specviz.ui.access.host import EngineHost
+    from specviz.ui.access.space import on_zero_gpu, settle_in
     from specviz.ui.page import build_page, launch
-    from specviz.ui.space import on_zero_gpu, settle_in
 
     keep_few_arenas()
     settle_in()
@@ -58,7 +58,7 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     options.load = options.load and not servers  # whoever watches a server need not have room for a model
     kind, default = EngineHost, ""
     if on_zero_gpu():
-        from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
+        from specviz.ui.access.zerogpu import DEFAULT_PAIR, ZeroGpuHost
 
         kind, default = ZeroGpuHost, DEFAULT_PAIR
     first = chosen_pair(options, default, options.draft_quant)
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
     add_pair_flags(parser)
     parser.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: auto)")
-    attach = "a running vLLM or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
+    attach = "a running vLLM, SGLang or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
     parser.add_argument("--attach", action="append", default=[], metavar="URL", help=f"{attach} (or SPECVIZ_ATTACH)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
