@@ -55,7 +55,7 @@ function take(delta) {
   if (delta.plain?.tokens_per_s && run.mode === 'live') lastPlain.set(plainKey(), delta.plain.tokens_per_s);
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
   if (delta.start && slide) toSlide(slide, { play: false });
-  if (delta.mode === 'recorded' && delta.steps) playRecording();
+  if (delta.mode === 'recorded' && delta.steps && !delta.still) playRecording();
 }
 
 function beginRun(delta) {
