@@ -5,7 +5,8 @@
         ...                                 # RunStarted, PrefillDone, StepDone (many), RunFinished
 
 A run is a stream of typed events, and everything else reads the stream: `fold(events)` gives every count and rate,
-`specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to. Ways to draft are in
+`specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to, and
+`show(events)` plays it in a notebook. Ways to draft are in
 `specviz.drafters.registry`, closed forms in `specviz.theory`, named models in `specviz.models.catalog`, and what is
 raised on purpose in `specviz.errors`.
 
@@ -24,6 +25,7 @@ from specviz.metrics import Counters, fold
 if TYPE_CHECKING:
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
+    from specviz.ui.notebook import compare, show
 
 __version__ = "0.1.0"
 
@@ -38,8 +40,10 @@ __all__ = [
     "SpeculativeGenerator",
     "SpecvizError",
     "StepDone",
+    "compare",
     "fold",
     "load_pair",
+    "show",
 ]
 
 
@@ -58,4 +62,8 @@ def __getattr__(name: str) -> Any:
         from specviz.models.loader import load_pair
 
         return load_pair
+    if name in ("compare", "show"):
+        from specviz.ui import notebook
+
+        return getattr(notebook, name)
     raise AttributeError(f"module 'specviz' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch, train, bench, sweep, lab.
+"""The command line: run, methods, fetch, train, bench, sweep, lab, page.
 
 Results go to standard output, all else to standard error.
 """
@@ -36,6 +36,7 @@ from specviz.models.chat import clean_text
 from specviz.models.choice import add_pair_flags, chosen_pair
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
+from specviz.ui.saved_command import add_page_command
 from specviz.words import verdict
 
 __all__ = ["main"]
@@ -187,6 +188,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     add_bench_command(commands, lambda: _Progress(sys.stderr))
     add_sweep_command(commands, lambda: _Progress(sys.stderr))
     add_lab_command(commands, lambda: _Progress(sys.stderr))
+    add_page_command(commands)
     return parser
 
 

@@ -236,6 +236,8 @@ class EngineCounts:
 
     num_drafts: steps that drafted. accepted_at: [positions] accepted tokens by place in the draft, first place first.
     is_bound: other requests ran beside this one, so each number is at most that for this run.
+    drafted_by_step, accepted_by_step: [steps that drafted] tokens, in order and for this run alone, where the engine
+        lists them.
     """
 
     num_drafts: int
@@ -243,10 +245,15 @@ class EngineCounts:
     num_accepted: int
     accepted_at: tuple[int, ...] = ()
     is_bound: bool = False
+    drafted_by_step: tuple[int, ...] = ()
+    accepted_by_step: tuple[int, ...] = ()
 
     @property
     def num_rejections(self) -> int | None:
         """Drafts that ended in a refusal; None where drafts of several lengths leave it open."""
+        if self.drafted_by_step:
+            pairs = zip(self.drafted_by_step, self.accepted_by_step, strict=True)
+            return sum(accepted < drafted for drafted, accepted in pairs)
         if not self.num_accepted:
             return self.num_drafts
         if self.num_accepted == self.num_drafted:

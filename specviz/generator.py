@@ -37,9 +37,11 @@ from specviz.events import (
 )
 from specviz.models.chat import clean_text, encode_prompt
 from specviz.models.exactness import ExactnessReport, check_exactness, pass_seconds
+from specviz.models.kind import require_causal
 from specviz.models.loader import LoadedPair
 from specviz.models.machine import peak_resident_bytes, probe, versions
 from specviz.models.session import MAX_NODES, Session
+from specviz.models.wishes import unheeded_wishes
 from specviz.proposal import Proposal, Trial, Verdict
 from specviz.sampling import uniform_generator
 from specviz.verify import verify_block, verify_greedy, verify_likely, verify_sampling
@@ -85,6 +87,8 @@ class SpeculativeGenerator:
         if width not in self._reports:
             loaded = self.loaded
             context = loaded.max_context
+            if loaded.device.type != "cpu":  # on a processor loading has asked
+                require_causal(loaded.target_info.name, loaded.target, loaded.vocab_size)
             self._reports[width] = check_exactness(loaded.target, width, loaded.vocab_size, context, progress)
         return self._reports[width]
 
@@ -129,6 +133,7 @@ class SpeculativeGenerator:
         by_block = config.is_by_block and method.draws_chains(config, self.loaded)
         if config.verify == "block" and not config.sampling.is_greedy and not by_block and method.name != "plain":
             notes = [*notes, f"{method.name} draws no chain under these settings: it is verified token by token."]
+        wishes = unheeded_wishes(getattr(self.loaded.target, "generation_config", None), config.sampling)
         drafter, draft_info = method.build(self.loaded, config)
         length = self._length(config, draft_info, min_rows, getattr(drafter, "relative_cost", 0.0))
         started = RunStarted(
@@ -159,7 +164,7 @@ class SpeculativeGenerator:
                 replace(config, exact=width > 0 or (None if min_rows else False)),
                 self.loaded.target_info.dtype,
             ),
-            notes=(*notes, *getattr(drafter, "notes", ())),
+            notes=(*notes, *wishes, *getattr(drafter, "notes", ())),
         )
         return _Run(self.loaded, drafter, config, started, min(config.max_new_tokens, room), length).events()
 

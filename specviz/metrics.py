@@ -32,6 +32,7 @@ class Counters:
     steps_are_told: whether every step said what it drafted; a serving engine's may not, its counters come at the end.
     drafted_is_known: whether the drafted tokens of the whole run are known. rejections_are_known: likewise.
     is_bound: other requests ran beside: what was drafted and refused is at most what is counted here.
+    fates_are_told: whether it is known of every token of the target's own how it came about.
     """
 
     num_steps: int = 0
@@ -61,6 +62,7 @@ class Counters:
     drafted_is_known: bool = True
     rejections_are_known: bool = True
     is_bound: bool = False
+    fates_are_told: bool = True
     reason: str | None = None
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -106,7 +108,7 @@ class Counters:
 
         num_drafted = len(step.drafted) if step.num_drafted is None else step.num_drafted
         if step.num_drafted is None:
-            self.steps_are_told = self.drafted_is_known = self.rejections_are_known = False
+            self.steps_are_told = self.drafted_is_known = self.rejections_are_known = self.fates_are_told = False
             num_drafted = max(num_drafted, step.num_accepted)
         refused = any(token.origin == "corrected" for token in step.emitted) or (
             not step.drafted and step.num_drafted is not None and step.num_drafted > step.num_accepted
@@ -141,6 +143,9 @@ class Counters:
 
         Beside other requests they are the most that can be this run's; what was accepted is known from its own text.
         """
+        if counts.drafted_by_step:
+            self._take_steps(counts)
+            return
         self.drafted_is_known, self.is_bound = True, counts.is_bound
         drafts, drafted, rejections = counts.num_drafts, counts.num_drafted, counts.num_rejections
         refused = counts.num_drafted - counts.num_accepted
@@ -166,6 +171,29 @@ class Counters:
             self.tested_at[1:] = self.accepted_at[:-1]
         self.num_rejected = self.num_rejections
         self.num_discarded = max(0, refused - self.num_rejections)
+
+    def _take_steps(self, counts: EngineCounts) -> None:
+        """The list that a serving engine keeps of this run's drafting steps, whatever ran beside: nothing is a bound.
+
+        A last step that the answer's end cut short counts as the engine counts it, in full.
+        """
+        drafted, accepted = counts.drafted_by_step, counts.accepted_by_step
+        refused = [a < d for d, a in zip(drafted, accepted, strict=True)]
+        is_cut = self.num_accepted < counts.num_accepted  # then the last step wrote no token of its own
+        own = self.num_tokens - min(self.num_accepted, counts.num_accepted) - is_cut
+        self.drafted_is_known = self.rejections_are_known = self.fates_are_told = True
+        self.num_drafting_steps, self.num_drafted, self.num_accepted = len(drafted), sum(drafted), sum(accepted)
+        self.num_rejections = self.num_rejected = sum(refused)
+        self.num_discarded = self.num_drafted - self.num_accepted - self.num_rejected
+        self.num_corrected = max(0, min(own, self.num_rejections - (is_cut and refused[-1])))
+        whole = len(refused) - sum(refused) - (is_cut and not refused[-1])
+        self.num_bonus = max(0, min(own - self.num_corrected, whole))
+        self.num_target = max(0, own - self.num_corrected - self.num_bonus)
+        places = max(drafted)
+        self.drafted_at = _reaching(drafted, places)
+        self.tested_at = _reaching([a + r for a, r in zip(accepted, refused, strict=True)], places)
+        self.accepted_at = _reaching(accepted, places)
+        self.accepted_histogram = [accepted.count(kept) for kept in range(1 + max(accepted))]
 
     def merge(self, other: Counters) -> Counters:
         """Add another run's counts, for rates over several runs; the rolling window stays this one's. Returns self."""
@@ -310,7 +338,7 @@ class Counters:
             "mean_drafted", "mean_accepted", "overlap", "prefill_s", "first_token_s", "decode_s", "draft_s", "verify_s",
             "other_s", "decode_tokens_per_s", "total_tokens_per_s", "draft_s_per_token", "s_per_step",
             "verify_s_per_step", "prompt_len", "is_chain",
-            "num_prefill_tokens", "steps_are_told", "is_bound",
+            "num_prefill_tokens", "steps_are_told", "is_bound", "fates_are_told",
         ]  # fmt: skip
         untold = self._untold()
         return {name: None if name in untold else getattr(self, name) for name in names}
@@ -319,7 +347,9 @@ class Counters:
         """Counts that a serving engine left open."""
         names: set[str] = set()
         if not self.steps_are_told:
-            names |= {"num_corrected", "num_bonus", "draft_s", "verify_s", "draft_s_per_token", "verify_s_per_step"}
+            names |= {"draft_s", "verify_s", "draft_s_per_token", "verify_s_per_step"}
+        if not self.fates_are_told:
+            names |= {"num_corrected", "num_bonus"}
         if not self.rejections_are_known:
             names |= {"num_rejections", "num_tested", "num_rejected", "num_discarded"}
         if not self.drafted_is_known:
@@ -432,6 +462,14 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 def _grow(counts: list[int], index: int) -> None:
     counts.extend([0] * (index + 1 - len(counts)))
+
+
+def _reaching(values: Sequence[int], places: int) -> list[int]:
+    """[places] how many of the values are larger than each place's index."""
+    found = [0] * (places + 1)
+    for value in values:
+        found[value] += 1
+    return list(itertools.accumulate(found[:0:-1]))[::-1]
 
 
 def _depth(step: StepDone) -> int:

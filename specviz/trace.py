@@ -12,6 +12,7 @@ from specviz.config import RunConfig, SamplingParams
 from specviz.errors import TraceError
 from specviz.events import (
     SCHEMA_VERSION,
+    EngineCounts,
     Event,
     PrefillDone,
     RunFinished,
@@ -234,6 +235,8 @@ def _check_order(before: list[Event], event: Event) -> None:
         _check_step(event)
     else:
         fits = last is not None and not isinstance(last, RunFinished)
+        if event.counts is not None:
+            _check_counts(event.counts)
     if not fits:
         raise TraceError("the events are out of order.")
     if isinstance(event, StepDone) and event.index != (last.index + 1 if isinstance(last, StepDone) else 1):
@@ -259,6 +262,20 @@ def _check_step(step: StepDone) -> None:
             raise TraceError(f"{step.num_drafted} tokens cannot have been drafted.")
         if listed and listed != step.num_drafted:
             raise TraceError(f"{step.num_drafted} tokens are said to be drafted, and {listed} are listed.")
+
+
+def _check_counts(counts: EngineCounts) -> None:
+    """What a serving engine lists must be what it counts."""
+    drafted, accepted = counts.drafted_by_step, counts.accepted_by_step
+    fits = len(drafted) == len(accepted) and all(
+        0 <= a <= d <= MAX_DRAFTED for d, a in zip(drafted, accepted, strict=False)
+    )
+    if not fits or (drafted and (len(drafted), sum(drafted), sum(accepted)) != _totals(counts)):
+        raise TraceError("the steps that a server lists do not add up to its counts.")
+
+
+def _totals(counts: EngineCounts) -> tuple[int, int, int]:
+    return counts.num_drafts, counts.num_drafted, counts.num_accepted
 
 
 def _loads(line: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A server that sends recorded streams of a real vLLM: with their own timing or at once, whole, cut short or spoilt.
 
-`tests/data/vllm` holds what a vLLM 0.32 sent for four requests, and its counters before and after each.
+`tests/data/vllm` holds what a vLLM 0.32 sent for six requests, and its counters before and after each. The last two
+come from one that counted each request by itself; two other requests ran beside `detailed-busy`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NAMES", "Capture", "ReplayServer", "capture", "serving"]
+__all__ = ["DETAILED", "NAMES", "Capture", "ReplayServer", "capture", "serving"]
 
 DATA = Path(__file__).parent / "data" / "vllm"
 NAMES = ("copy", "chat", "code", "emoji-sampled")
+DETAILED = ("detailed-copy", "detailed-busy")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Capture:
     before: str
     after: str
 
-    @cache  # noqa: B019  # four of them
+    @cache  # noqa: B019  # six of them
     def growth(self) -> dict[str, float]:
         """How much each line of the metrics grew over the request."""
         before, after = (
@@ -71,7 +73,7 @@ class ReplayServer:
     speed: how many times faster than recorded; 0 sends at once. cut: send only so many lines, then hang up.
     hang: stay silent behind that many lines. key: the one it wants. status: answer everything with it.
     edit: changes the lines before they are sent. metrics: changes the text of its metrics.
-    answered: the requests whose counts its metrics hold; a test may add what others asked.
+    answered: the requests whose counts its metrics hold; a test may add what others asked. names: what it can send.
     """
 
     speed: float = 0.0
@@ -83,6 +85,7 @@ class ReplayServer:
     edit: Callable[[list[tuple[float, str]]], list[tuple[float, str]]] = lambda lines: lines
     metrics: Callable[[str], str] = lambda text: text
     answered: list[Capture] = field(default_factory=list)
+    names: tuple[str, ...] = NAMES
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
@@ -140,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         replay = self.replay
         replay.requests.append(body)
-        found = next((c for c in map(capture, NAMES) if c.prompt == _asked(body)), capture("copy"))
+        found = next((c for c in map(capture, replay.names) if c.prompt == _asked(body)), capture("copy"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()

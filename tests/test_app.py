@@ -655,6 +655,29 @@ def test_settings_fold_away_where_they_do_nothing(site: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
+def test_the_text_begins_in_the_upper_half_during_and_after_a_run(site: Any, width: int, height: int) -> None:
+    """Issue 16: what people come for is not below the fold."""
+    url, _, loader = site
+    phone = {"has_touch": True, "is_mobile": True} if width < 768 else {}
+    with opened(url, viewport={"width": width, "height": height}, reduced_motion="reduce", **phone) as page:
+        page.wait_for_selector("#view .strip .st")
+        page.wait_for_function(IDLE)
+        top = "document.querySelector('#view .strip').getBoundingClientRect().top"
+        assert page.evaluate(top) <= height / 2, "a recorded run"
+        loader.delay_s = 0.02
+        page.evaluate("document.querySelector('#run').click()")
+        page.wait_for_function(f"!({IDLE}) && document.querySelectorAll('#view .strip .st').length > 2")
+        during = page.evaluate(top)
+        loader.delay_s = 0.0
+        page.wait_for_function(f"{STATUS}.includes('Finished')", timeout=30_000)
+        page.wait_for_function(IDLE)
+        assert during <= height / 2 and page.evaluate(top) <= height / 2
+        shown = ["#view .legend .entry.a", "#run"]
+        assert all(page.locator(one).bounding_box()["y"] < height - 40 for one in shown), "and its key, and Run"
+
+
+@pytest.mark.browser
 def test_exactness_takes_one_line_and_the_rest_is_there_on_demand(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         page.wait_for_function(READY)

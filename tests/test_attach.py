@@ -137,7 +137,7 @@ def test_beside_other_requests_the_counts_are_marked_as_bounds(replay: ReplaySer
     assert c.is_bound
     assert c.num_accepted == 10
     assert c.num_drafted == 80
-    assert "at most" in events[-1].message
+    assert "upper bounds" in events[-1].message
     assert c.alpha == pytest.approx(10 / 30)
 
 

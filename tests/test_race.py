@@ -504,6 +504,9 @@ def test_the_tab_of_the_app_opens_on_a_recorded_race_then_runs_its_own() -> None
             page.wait_for_function("!document.querySelector('#race-start').disabled")
             with page.expect_download() as download:
                 page.click("#race-save")
+            with page.expect_download() as race_page:
+                page.click("#race-page")
+            assert "\\u003cb\\u003eabc" in race_page.value.path().read_text("utf-8")
             rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
             assert [row["method"] for row in rows] == ["plain", "cascade", "prompt-lookup", "feature"]
             assert [row["tokens"] for row in rows] == [

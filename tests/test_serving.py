@@ -178,6 +178,19 @@ def test_an_attached_run_on_the_page(site: Any, replay: ReplayServer) -> None:
 
 
 @pytest.mark.browser
+def test_a_chart_that_has_not_loaded_is_not_announced(site: Any) -> None:
+    """A finding that came and went with the machine's load: Gradio's placeholder has a name and no role."""
+    with open_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as watched:
+        page = watched.page
+        page.route("**/PlotlyPlot-*.js", lambda route: None)  # never comes
+        page.goto(site[0])
+        page.wait_for_selector("#run", timeout=30_000)
+        page.wait_for_selector("[aria-label='Empty value']", state="attached")
+        assert violations(page) == []
+        assert watched.errors == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_tab_serving(site: Any, replay: ReplayServer, theme: str, width: int) -> None:
     url, host, _ = site

@@ -380,7 +380,7 @@ def test_case_35_every_known_kind_with_a_state_of_its_own_is_refused(kind):
 )
 def test_full_attention_is_accepted(kind):
     family = AutoConfig.for_model(kind)
-    model = types.SimpleNamespace(config=family, _is_stateful=False)
+    model = types.SimpleNamespace(config=family, _is_stateful=False, modules=lambda: ())
     check_croppable(model, 64)
 
 

@@ -224,7 +224,7 @@ def test_a_visitors_trace_is_shown_and_what_is_none_is_refused_in_a_sentence(sit
 
 
 @pytest.mark.browser
-def test_the_gallery_is_chosen_by_key_kept_in_the_address_and_taken_away(site: str) -> None:
+def test_the_gallery_is_chosen_by_key_kept_in_the_address_and_taken_away(site: str, tmp_path: Path) -> None:
     run = [run for run in load_gallery().values() if run.path.is_file()][1]
     with opened(site) as page:
         assert "trace=" not in page.url
@@ -241,6 +241,12 @@ def test_the_gallery_is_chosen_by_key_kept_in_the_address_and_taken_away(site: s
             page.click("#csv")
         rows = list(csv.DictReader(io.StringIO(download.value.path().read_text(encoding="utf-8"))))
         assert len(rows) == fold(load_trace(run.path).events).num_steps
+        with page.expect_download() as download:
+            page.click("#save-page")
+        assert download.value.suggested_filename.endswith(".html")
+        download.value.save_as(tmp_path / "run.html")
+    with opened((tmp_path / "run.html").as_uri()) as page:
+        assert shown_text(page) == text_of(run.path)
 
 
 @pytest.mark.browser

@@ -227,7 +227,7 @@ def test_a_full_disk_is_told_in_words_and_leaves_no_half_file(monkeypatch: pytes
     said = json.loads(shown[watch.view])["error"]
     assert said == "The disk of this machine is full. Your last run is still here."
     assert not [path for path in watch.share._outbox.folder.rglob("*") if path.is_file()]
-    trace, _ = watch.share._write(visit.last.events, [])
+    trace, *_ = watch.share._write(visit.last.events, [])
     assert load_trace(trace).damage == ""
 
 

@@ -50,6 +50,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"layer_types": MIXED, "use_sliding_window": True},
     "cohere2": {"layer_types": MIXED},
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+    "ministral": {"layer_types": MIXED},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "starcoder2": {},
+    "olmo3": {"layer_types": MIXED},
+    "exaone4": {"layer_types": MIXED},
+    "smollm3": {"layer_types": MIXED, "use_sliding_window": True},
+    # The last layers of these two read the keys of the layers before them.
+    "gemma3n_text": {
+        "layer_types": MIXED[:2] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 264,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "gemma4_text": {
+        "layer_types": MIXED[:2] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 264,
+        "hidden_size_per_layer_input": 8,
+        "global_head_dim": 8,
+    },
+}
 EAGER_ONLY = ("gemma2", "gpt_oss")
 CASES = [(kind, way) for kind in FAMILIES for way in ("eager", "sdpa") if way == "eager" or kind not in EAGER_ONLY]
 
@@ -57,7 +85,7 @@ CASES = [(kind, way) for kind in FAMILIES for way in ("eager", "sdpa") if way ==
 @cache
 def windowed(kind: str, way: str = "eager") -> Any:
     torch.manual_seed(5)
-    made = AutoConfig.for_model(kind, **SIZES | FAMILIES[kind])
+    made = AutoConfig.for_model(kind, **SIZES | (FAMILIES | OTHERS).get(kind, {}))
     model = AutoModelForCausalLM.from_config(made, attn_implementation=way, experts_implementation="eager")
     return model.double().eval().requires_grad_(False)
 
@@ -108,6 +136,20 @@ def test_chains_trees_and_rolling_back(kind, way, length):
         session.close()
 
 
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_families_with_windows(kind):
+    """A long prompt, a tree and a step behind it; some windows are named by a layer, some by the configuration."""
+    model, ids = windowed(kind, "sdpa"), ids_from(1, 30)
+    assert WINDOW in windows_of(model)
+    session = Session(model, capacity=64)
+    assert far(session.extend(ids), model, [ids]) < CLOSE
+    a, b, c, d = ids_from(2, 4)
+    rows = session.score(a, torch.tensor([b, c, d]), (-1, -1, 1))
+    assert far(rows, model, [[*ids, *tail] for tail in ([a], [a, b], [a, c], [a, c, d])]) < CLOSE
+    session.keep_path((1, 2))
+    assert far(session.score(b, torch.tensor([a]), (-1,)), model, [[*ids, a, c, d, b], [*ids, a, c, d, b, a]]) < CLOSE
+
+
 @pytest.mark.parametrize(("kind", "way"), CASES)
 def test_the_bound_would_notice_a_wrong_window(kind, way, monkeypatch):
     """One token more or fewer in sight is far outside the bound of the test before."""
@@ -144,6 +186,20 @@ def test_greedy_text_is_the_librarys_own(kind, way, length, monkeypatch):
     monkeypatch.setitem(registry.METHODS, "script", made)
     for exact in (False, True):
         play(engine, prompt, config("script", max_new_tokens=16, exact=exact), plain=right)
+
+
+def test_a_window_that_the_code_does_not_look_through_hides_nothing():
+    """Llama's code sees all, also where its configuration still has a number from the model it was made of."""
+    model, ids = windowed("llama"), ids_from(1, 30)
+    assert model.config.sliding_window == WINDOW
+    assert windows_of(model) == (None, None, None)
+    assert far(Session(model, capacity=64).extend(ids), model, [ids]) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["dory", "hrm_text"])
+def test_rounds_through_the_same_layers_are_refused(kind):
+    with pytest.raises(CacheNotCroppableError, match=f"“{kind}”.*each round"):
+        windows_of(types.SimpleNamespace(config=AutoConfig.for_model(kind)))
 
 
 def test_one_mask_for_layers_that_differ_is_refused():

@@ -89,12 +89,15 @@ function draftedProse(token) {
 /** A serving engine's probabilities are no acceptance probabilities, and are named so. */
 const beforeTemperature = () => (run.start?.exactness === 'unchecked' ? ', before temperature' : '');
 
+/** Whether the server listed its drafting steps in the end. */
+const isListed = () => Boolean(run.finish?.counts?.drafted_by_step?.length);
+
 function ownProse({ entry, token, refused }) {
   const lines = [];
   if (token.origin === 'corrected' && refused.length) {
     const choice = isGreedy() ? 'The target’s first choice where the draft said ' : 'The target’s own word, drawn after it refused ';
     lines.push(prose(choice, el('bdi', '', refused.map((one) => quoted(spoken(one))).join(', ')), '.'));
-  } else lines.push(prose(token.origin === 'target' && entry.step.num_drafted == null ? UNTOLD : FATES[token.origin].means));
+  } else lines.push(prose(token.origin === 'target' && entry.step.num_drafted == null ? (isListed() ? LEFT_OPEN : UNTOLD) : FATES[token.origin].means));
   if (token.target_prob != null && isDrawnFromRest(token)) lines.push(prose('It had a chance of ', token.target_prob, ' in what the target had left.'));
   else if (token.target_prob != null) lines.push(prose('The target gave it a chance of ', token.target_prob, `${beforeTemperature()}.`));
   return lines;
@@ -162,7 +165,7 @@ function renderCard(entry) {
     const how = { corrected: isGreedy() ? 'first choice' : 'drawn instead', bonus: 'one more', target: step.num_drafted == null ? 'target' : 'target alone', accepted: 'kept' };
     list.append(cardRow(token, token.origin, el('em', '', how[token.origin])));
   }
-  const drafted = step.num_drafted == null ? 'drafted: not told' : step.num_drafted ? `${step.num_accepted} of ${step.num_drafted} kept` : 'nothing drafted';
+  const drafted = step.num_drafted == null ? (isListed() ? 'drafted: left open' : 'drafted: not told') : step.num_drafted ? `${step.num_accepted} of ${step.num_drafted} kept` : 'nothing drafted';
   const times = run.start?.exactness === 'unchecked' ? `${milliseconds(step.clock.at(-1) - step.clock[0])} after the message before`
     : `Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}`;
   card.replaceChildren(

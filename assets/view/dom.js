@@ -17,6 +17,7 @@ const FATES = {
   target: { key: 't', means: 'Nothing was drafted here: the target wrote it alone.' },
 };
 
+const LEFT_OPEN = 'The target’s own word. The order of the server’s list leaves open whether a draft was refused here.';
 const UNTOLD = 'The target’s own word. The server does not report whether a draft was refused here.';
 
 /** An element with a class and children; strings become text nodes. */

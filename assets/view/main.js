@@ -50,6 +50,7 @@ function take(delta) {
   if (delta.run !== run.id) return; // queued, loading: the last run stays
   appendOpening(delta.prefill?.emitted ?? []);
   for (const step of delta.steps ?? []) addStep(step);
+  for (const told of delta.told ?? []) tellStep(...told);
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
   if (delta.plain?.tokens_per_s && run.mode === 'live') lastPlain.set(plainKey(), delta.plain.tokens_per_s);
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
@@ -92,6 +93,16 @@ function addStep(step) {
   if (!reducedMotion() && entry.number <= SETTLING_STEPS) entry.span.classList.add('new');
   if (step.emitted.some((token) => token.text.includes('```'))) strip.classList.add('mono');
   if (entry.number === wantedStep) { wantedStep = 0; select(entry.number, { byVisitor: false }); }
+}
+
+/** A serving engine says at the end what a step had drafted. Rows of the ledger that stand are drawn again. */
+function tellStep(index, drafted, accepted, origin) {
+  const entry = run.entries[index - 1];
+  if (entry?.step.index !== index) return;
+  Object.assign(entry.step, { num_drafted: drafted, num_accepted: accepted });
+  if (origin) retellOwn(entry, origin);
+  entry.span.setAttribute('aria-label', stepSentence(entry.step));
+  clearLedger();
 }
 
 /** Counts and tokens travel as values without their names. */
@@ -277,7 +288,7 @@ function renderLegend() {
     button.lastElementChild.textContent = isRefusal && counters?.is_bound && count != null ? `≤ ${count}` : whole(count);
     if (button._counter !== 'num_target') continue;
     button.hidden = !count; // steps without a draft are rare: named when there are some
-    button.children[1].textContent = counters?.steps_are_told === false ? 'target' : 'no draft';
+    button.children[1].textContent = counters?.fates_are_told === false ? 'target' : 'no draft';
   }
 }
 

@@ -42,7 +42,7 @@ function takeServers(text) {
 
 function boxOf(name) {
   if (boxes.has(name)) return boxes.get(name);
-  const box = { title: el('small'), said: el('p', 'said'), alarms: el('div'), figures: [], plots: [] };
+  const box = { title: el('small'), said: el('p', 'said'), alarms: el('div'), hints: el('div'), figures: [], plots: [] };
   box.alarms.setAttribute('role', 'status');
   const list = el('dl', 'kpis');
   for (const [label, , , drafting] of FIGURES_OF_A_SERVER) {
@@ -58,7 +58,7 @@ function boxOf(name) {
     resized.observe(plot);
   }
   box.window = el('p', 'vh', 'Figures of the last minute.');
-  box.node = el('section', 'server', el('div', 'head', el('h2', '', name), box.title), box.said, box.alarms, box.window, list, charts);
+  box.node = el('section', 'server', el('div', 'head', el('h2', '', name), box.title), box.said, box.alarms, box.hints, box.window, list, charts);
   box.node.setAttribute('aria-label', `Server ${name}`);
   servers.append(box.node);
   boxes.set(name, box);
@@ -72,6 +72,8 @@ function drawServer(server) {
   box.said.textContent = server.said;
   box.said.hidden = !server.said;
   if (box.alarms.textContent !== server.alarms.join('')) box.alarms.replaceChildren(...server.alarms.map((text) => el('p', 'alarm', text)));
+  const hints = server.hints ?? [];
+  if (box.hints.textContent !== hints.join('')) box.hints.replaceChildren(...hints.map((text) => el('p', 'said', text)));
   FIGURES_OF_A_SERVER.forEach(([, big, small], i) => {
     box.figures[i].big.textContent = big(server.figures);
     box.figures[i].small.textContent = small(server.figures);

@@ -166,6 +166,15 @@ function appendStep(step) {
   return entry;
 }
 
+/** The last token of a step, once it is known how it came about. */
+function retellOwn(entry, origin) {
+  const chip = entry.chips.at(-1);
+  const token = entry.step.emitted.at(-1);
+  chip.classList.remove(FATES[token.origin].key, 'w');
+  chip.classList.add(FATES[origin].key, ...(FATES[origin].own ? ['w'] : []));
+  token.origin = origin;
+}
+
 /** Tokens that a serving engine wrote with the prompt, before its first step: text without a step of their own. */
 function appendOpening(tokens) {
   for (const token of tokens) {

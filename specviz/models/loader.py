@@ -19,6 +19,7 @@ from specviz.models.catalog import ModelPair, WeightSource, check_quant, get_pai
 from specviz.models.convert import Progress, quiet_libraries
 from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent, with_sizes
 from specviz.models.int8 import Int8Linear, quantize_int8
+from specviz.models.kind import kind_refusal, require_causal
 from specviz.models.machine import Machine, fits, probe, set_threads, trim_memory
 from specviz.models.stored import draft_folder
 from specviz.models.trunk import load_trunk, trunk_logits
@@ -171,6 +172,7 @@ def load_pair(
 
     report(f"Loading {pair.target.name}", None)
     folder = part_folder(pair, "target")
+    _refuse_other_kinds(pair.target.name, folder)
     tokenizer = _guarded(pair.target.name, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
     run_dtype = getattr(torch, number_format)
     target = _load_model(pair.target, folder, run_dtype, place)
@@ -186,9 +188,20 @@ def load_pair(
         vocab_size=_vocab_size(target, tokenizer),
         notes=tuple(notes),
     )
+    if place.type == "cpu":  # a GPU may be lent for the runs only: there the self-test asks
+        _guarded(pair.target.name, lambda: require_causal(pair.target.name, target, loaded.vocab_size))
     if draft_quant is not None:
         load_draft(loaded, draft_quant, progress=report)
     return loaded
+
+
+def _refuse_other_kinds(name: str, folder: Path) -> None:
+    """Raises ModelLoadError for what is no causal language model, before any weight is read."""
+    from transformers import AutoConfig
+
+    refusal = kind_refusal(name, _guarded(name, lambda: AutoConfig.from_pretrained(folder, **_SAFE)))
+    if refusal:
+        raise ModelLoadError(refusal)
 
 
 def _require_memory(pair: ModelPair, machine: Machine, number_format: str) -> None:
@@ -234,6 +247,7 @@ def load_draft(
         (progress or silent)(f"Loading the draft, {source.name} as {quant}", None)
         other: Any = None
         if own:
+            _refuse_other_kinds(source.name, folder)
             tokenizer = _guarded(source.name, lambda: AutoTokenizer.from_pretrained(folder, **_SAFE))
             other = None if is_same_vocabulary(loaded.tokenizer, tokenizer) else tokenizer
         loaded.drop_draft()

@@ -6,11 +6,12 @@ cache that drops old keys, as the library's own does, could not bring them back.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from specviz.errors import CacheNotCroppableError
 
@@ -18,6 +19,12 @@ __all__ = ["check_croppable", "layer_types", "narrowed", "windows_of"]
 
 ONE_MASK = ("mistral", "ministral3")
 """Families whose code makes one mask for all layers, whatever their configuration says."""
+
+_MASK_MAKER = "create_sliding_window_causal_mask"
+"""What the library's code for a family with windows calls; the others see everything, whatever a configuration says."""
+
+_ROUNDS = ("n_recurrent_loops", "H_cycles")
+"""Of families that run through their layers several times (Dory, HRM) and keep what each round saw."""
 
 
 def check_croppable(model: Any, unmasked: int | None = None) -> None:
@@ -47,6 +54,8 @@ def windows_of(model: Any) -> tuple[int | None, ...]:
     kind = _kind(model)
     if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         raise CacheNotCroppableError(_refusal(kind, "a recurrent state"))
+    if any(getattr(config, name, None) is not None for name in _ROUNDS):
+        raise CacheNotCroppableError(_refusal(kind, "what each round through the same layers saw"))
     try:
         layers = DynamicCache(config=config).layers
     except Exception as error:  # unknown layer types raise whatever the library of the day raises
@@ -54,17 +63,20 @@ def windows_of(model: Any) -> tuple[int | None, ...]:
     types = layer_types(config)
     windows: list[int | None] = []
     for index, layer in enumerate(layers):
-        if type(layer) is DynamicLayer:
+        name = None if types is None else types[index]
+        # A dummy reads the keys of a layer before it (Gemma 3n and 4), within its own window, or attends to nothing.
+        dummy = type(layer) is DummyLayer
+        if type(layer) is DynamicLayer or (dummy and name != "sliding_attention"):
             windows.append(None)
-        elif type(layer) is DynamicSlidingWindowLayer and (types is None or types[index] == "sliding_attention"):
-            windows.append(int(layer.sliding_window))
+        elif dummy or (type(layer) is DynamicSlidingWindowLayer and name in (None, "sliding_attention")):
+            windows.append(int(config.sliding_window if dummy else layer.sliding_window))
         else:  # chunks of attention look like a window to the cache, yet hide other tokens
-            raise CacheNotCroppableError(_refusal(kind, type(layer).__name__ if types is None else types[index]))
+            raise CacheNotCroppableError(_refusal(kind, name or type(layer).__name__))
     if types is None and (len(set(windows)) > 1 or (any(windows) and getattr(config, "sliding_window", None) is None)):
         raise CacheNotCroppableError(_refusal(kind, "attention in chunks"))
     if kind in ONE_MASK and len(set(windows)) > 1:
         raise CacheNotCroppableError(_refusal(kind, "layers of two kinds under one mask"))
-    return tuple(windows)
+    return tuple(windows) if any(windows) and _makes_windows(model) else (None,) * len(windows)
 
 
 def layer_types(config: Any) -> list[str] | None:
@@ -86,6 +98,11 @@ def narrowed(seen: Tensor, positions: Tensor, start: int, window: int | None) ->
     places = torch.arange(seen.shape[-1], device=seen.device)
     places[start : start + len(positions)] = positions
     return seen & (places > positions[:, None] - window)
+
+
+def _makes_windows(model: Any) -> bool:
+    files = {type(module).__module__ for module in model.modules()}
+    return any(hasattr(sys.modules.get(name), _MASK_MAKER) for name in files)
 
 
 def _kind(model: Any) -> str:

@@ -1,10 +1,14 @@
-"""A serving engine's own counters, read from its Prometheus text. Pure: text in, numbers out."""
+"""A serving engine's own counters, read from its Prometheus text. Pure: text in, numbers out.
+
+SGLang counts when a request finishes: verification passes (each of which had a draft), tokens and requests. What was
+accepted follows: each request's first token comes with the prompt, and each pass writes one token of the target's own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,9 +26,20 @@ _NAMES = {
     "llamacpp:tokens_predicted_total": "num_generated",
     "llamacpp:requests_processing": "num_running",
     "llamacpp:requests_deferred": "num_waiting",
+    "sglang:spec_verify_calls_total": "num_drafts",
+    "sglang:generation_tokens_total": "num_generated",
+    "sglang:num_requests_total": "num_finished",
+    "sglang:realtime_tokens_total": "num_decoded",
+    "sglang:num_running_reqs": "num_running",
+    "sglang:num_queue_reqs": "num_waiting",
+}
+_GAUGES = {
+    "sglang:spec_accept_length": "accept_length",
+    "sglang:spec_num_steps": "draft_depth",
+    "sglang:spec_num_draft_tokens": "draft_rows",
 }
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-_PREFIXES = (_BY_POSITION, *_NAMES)
+_PREFIXES = (_BY_POSITION, *_NAMES, *_GAUGES)
 _MAX_POSITIONS = 64
 
 
@@ -34,7 +49,11 @@ class ServerCounters:
 
     num_drafts: verification passes that had a draft. accepted_at: [positions] accepted tokens by place in the draft.
     num_generated: tokens written for all requests. num_running, num_waiting: requests at this moment.
-    source: whose names these are, "vllm" or "llamacpp".
+    source: whose names these are, "vllm", "llamacpp" or "sglang".
+
+    SGLang's alone: num_finished: requests. num_decoded: tokens written so far, also of requests that go on.
+    accept_length: tau as it says it itself, over its last passes. draft_depth: the most tokens a pass accepts, and
+    num_drafted_each: those that it checks, which are more where drafts are trees; both are settings of the moment.
     """
 
     num_drafts: int | None = None
@@ -45,13 +64,26 @@ class ServerCounters:
     num_running: int | None = None
     num_waiting: int | None = None
     source: str = ""
+    num_finished: int | None = None
+    num_decoded: int | None = None
+    accept_length: float | None = None
+    draft_depth: int | None = None
+    num_drafted_each: int | None = None
 
     @property
     def speculates(self) -> bool | None:
-        """Whether the server drafts: vLLM counts drafts where it does. None: nothing here would say so."""
-        if self.num_drafts is not None:
+        """Whether the server drafts: vLLM counts drafts where it does, SGLang once a request has finished.
+
+        None: nothing here would say so.
+        """
+        if self.num_drafts is not None or self.num_drafted_each or self.accept_length:
             return True
-        return False if self.source == "vllm" else None
+        return False if self.source == "vllm" or (self.source == "sglang" and self.num_finished) else None
+
+    @property
+    def gamma(self) -> int:
+        """The most tokens that a step accepts, 0 where that is not known."""
+        return len(self.accepted_at) or self.draft_depth or 0
 
     def since(self, before: ServerCounters) -> ServerCounters | None:
         """What was counted after `before`; requests stay those of this moment. None where a count fell: a restart."""
@@ -60,13 +92,15 @@ class ServerCounters:
         places = [now - then for now, then in zip(self.accepted_at, earlier, strict=False)]
         if any(value is not None and value < 0 for value in (*totals.values(), *places)):
             return None
-        return ServerCounters(
-            **totals,  # type: ignore[arg-type]
-            accepted_at=tuple(places),
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            source=self.source,
-        )
+        delta = replace(self, **totals, accepted_at=tuple(places))  # type: ignore[arg-type]
+        is_steady = self.num_drafted_each is not None and self.num_drafted_each == before.num_drafted_each
+        return delta.with_drafts_of(self.num_drafted_each or 0) if is_steady else delta
+
+    def with_drafts_of(self, each: int) -> ServerCounters:
+        """With the number of drafted tokens where only that of drafts is told, each of which had so many."""
+        if self.num_drafts is None or self.num_drafted is not None or each < 1:
+            return self
+        return replace(self, num_drafted=self.num_drafts * each)
 
     def counts(self, *, is_bound: bool) -> EngineCounts | None:
         """These as the counts of a run; None where the server does not tell enough."""
@@ -75,7 +109,7 @@ class ServerCounters:
         return EngineCounts(self.num_drafts, self.num_drafted, self.num_accepted, self.accepted_at, is_bound)
 
 
-_TOTALS = ("num_drafts", "num_drafted", "num_accepted", "num_generated")
+_TOTALS = ("num_drafts", "num_drafted", "num_accepted", "num_generated", "num_finished", "num_decoded")
 
 
 def read_counters(text: str, model: str = "") -> ServerCounters:
@@ -86,6 +120,7 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
     """
     found: dict[str, int] = {}
     places: dict[int, int] = {}
+    gauges: dict[str, dict[str, float]] = {}
     source = ""
     for name, labels, value in _samples(text):
         source = name.partition(":")[0]
@@ -95,11 +130,34 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
             place = int(labels.get("position", "-1"))
             if 0 <= place < _MAX_POSITIONS:
                 places[place] = places.get(place, 0) + int(value)
-        elif name in _NAMES:
+        elif name in _GAUGES or (source == "sglang" and not name.endswith("_total")):
+            ranks = gauges.setdefault(_GAUGES.get(name) or _NAMES[name], {})
+            rank = labels.get("dp_rank", "")
+            ranks[rank] = max(ranks.get(rank, 0.0), value)
+        elif name in _NAMES and labels.get("mode", "decode") == "decode":
             field = _NAMES[name]
             found[field] = found.get(field, 0) + int(value)
     accepted_at = tuple(places.get(place, 0) for place in range(max(places) + 1)) if places else ()
-    return ServerCounters(**found, accepted_at=accepted_at, source=source)
+    counters = ServerCounters(**found, accepted_at=accepted_at, source=source)
+    return _of_sglang(counters, gauges) if source == "sglang" else counters
+
+
+def _of_sglang(counters: ServerCounters, gauges: Mapping[str, Mapping[str, float]]) -> ServerCounters:
+    """With what follows from its counts, and its gauges: [data-parallel rank], the same in each of its processes."""
+    accepted = None
+    if counters.num_drafts is not None:
+        accepted = max(0, (counters.num_generated or 0) - (counters.num_finished or 0) - counters.num_drafts)
+    requests = {name: int(sum(gauges[name].values())) for name in ("num_running", "num_waiting") if name in gauges}
+    lengths = [value for value in gauges.get("accept_length", {}).values() if value]
+    depth, rows = (int(max(gauges.get(name, {}).values(), default=0)) for name in ("draft_depth", "draft_rows"))
+    return replace(
+        counters,
+        **requests,  # type: ignore[arg-type]
+        num_accepted=accepted,
+        accept_length=sum(lengths) / len(lengths) if lengths else None,
+        draft_depth=depth or None,
+        num_drafted_each=rows - 1 if rows > 1 else None,
+    )
 
 
 def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:

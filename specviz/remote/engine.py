@@ -5,7 +5,8 @@
         ...
 
 The server drafts and verifies; its method, draft length and number format are its own. What its stream does not tell,
-its counters tell for the whole run: they are read before and after. Where other requests ran beside, they are bounds.
+its counters tell for the whole run: they are read before and after. Where other requests ran beside, they are bounds,
+unless the engine counts each request by itself and says so in the last message, as SGLang does, and vLLM when told to.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from specviz.errors import ConfigError, RemoteError
 from specviz.events import EngineCounts, Event, FinishReason, RunFinished
 from specviz.models.chat import clean_text
 from specviz.remote.address import Address
-from specviz.remote.chunks import StreamChunk
+from specviz.remote.chunks import RequestCounts, StreamChunk
 from specviz.remote.counters import ServerCounters
 from specviz.remote.messages import Messages
 from specviz.remote.problems import broken_off
 from specviz.remote.request import request_of, start_of
+from specviz.remote.run_counts import counts_of
 from specviz.remote.server import Identity, Server
 from specviz.remote.steps import StepReader
 
-__all__ = ["Patience", "RemoteEngine"]
+__all__ = ["HOW_TO_COUNT_REQUESTS", "Patience", "RemoteEngine"]
+
+HOW_TO_COUNT_REQUESTS = (
+    "Started with --per-request-spec-decode-metrics detailed, a recent vLLM counts each request by itself: then no "
+    "count is a bound, whatever runs beside."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,15 @@ class Patience:
 
 
 class RemoteEngine:
-    """Runs requests on one server, one after the other or, then with bounds for counts, at once."""
+    """Runs requests on one server, one after the other or, then with bounds for counts, at once.
+
+    counts_requests: whether it counts each request by itself; None until a run of one that drafts has shown it.
+    """
 
     def __init__(self, address: Address, patience: Patience | None = None) -> None:
         self.server = Server(address)
         self.patience = patience or Patience()
+        self.counts_requests: bool | None = None
 
     @property
     def name(self) -> str:
@@ -77,17 +88,20 @@ class _Run:
     """One request from its first question to its last event."""
 
     def __init__(self, engine: RemoteEngine, prompt: str, config: RunConfig, stopped: Callable[[], bool]) -> None:
-        self.server, self.patience = engine.server, engine.patience
+        self.engine, self.server, self.patience = engine, engine.server, engine.patience
         self.prompt, self.config, self.stopped = prompt, config, stopped
         self.finish = StreamChunk(0.0)
         self.completion: int | None = None
+        self.own_counts: RequestCounts | None = None
         self.prompt_ids: tuple[int, ...] = ()
 
     def events(self) -> Iterator[Event]:
         identity = self.server.identify()
         before = self._counters(identity)
-        gamma = len(before.accepted_at) if before else 0
-        steps = StepReader(gamma, before.speculates if before else None)
+        gamma, speculates = (before.gamma, before.speculates) if before else (0, None)
+        if identity.drafting is not None:
+            gamma, speculates = identity.drafting.num_steps or gamma, True
+        steps = StepReader(gamma, speculates)
         started = start_of(self.server.name, identity, self.prompt, self.config, steps.gamma)
         began = time.monotonic()
         messages = Messages(self.server.address, *request_of(identity, self.prompt, self.config))
@@ -143,6 +157,7 @@ class _Run:
                 raise self._broken(steps, f"failed ({chunk.error})")
             self.prompt_ids = self.prompt_ids or chunk.prompt_ids
             self.completion = chunk.num_completion if chunk.num_completion is not None else self.completion
+            self.own_counts = chunk.counts or self.own_counts
             if chunk.finish:
                 self.finish = chunk
             yield chunk
@@ -183,20 +198,31 @@ class _Run:
         """The whole run's counts, and what has to be said of them."""
         if steps.is_timed:  # its steps have told all
             return None, []
+        if self.own_counts is not None:
+            self.engine.counts_requests = True
+            own = counts_of(self.own_counts, steps.sizes, is_chain=_is_chain(identity, before))
+            return own, _differences(steps, own)
         if before is None:
             return None, ["The server shows no metrics, so what was refused is not known."]
         if before.speculates is False:
             return None, ["The server does not speculate: every step wrote one token."]
+        self.engine.counts_requests = False
         wrote = self.completion if self.completion is not None else len(steps.token_ids)
         delta = self._settled(identity, before, wrote)
-        if delta is None or delta.num_generated is None or delta.num_generated < wrote:
+        if delta is None or (generated := delta.num_generated or 0) < wrote:
             return None, ["The server's counters do not cover this run, so what was refused is not known."]
-        is_bound = delta.num_generated > wrote or bool(before.num_running) or bool(before.num_waiting)
+        if identity.drafting is not None:
+            delta = delta.with_drafts_of(identity.drafting.num_draft_tokens - 1)
+        is_bound = generated > wrote or bool(before.num_running) or bool(before.num_waiting)
         counts = delta.counts(is_bound=is_bound)
         if counts is None:
             return None, ["The server does not count what it drafts, so what was refused is not known."]
+        if identity.engine == "SGLang" and not is_bound:
+            own_counts = RequestCounts(counts.num_drafts, counts.num_drafted, counts.num_accepted)
+            counts = counts_of(own_counts, steps.sizes, is_chain=_is_chain(identity, before))
         if is_bound:
-            return counts, ["Other requests ran at the same time, so the drafted and refused counts are upper bounds."]
+            words = ["Other requests ran at the same time, so the drafted and refused counts are upper bounds."]
+            return counts, words + ([HOW_TO_COUNT_REQUESTS] if identity.engine == "vLLM" else [])
         return counts, _differences(steps, counts)
 
     def _settled(self, identity: Identity, before: ServerCounters, wrote: int) -> ServerCounters | None:
@@ -243,6 +269,13 @@ _ENDS: dict[FinishReason, str] = {
     "error": "The server gave the answer up.",
 }
 """First sentence of a message that goes on to say what the server left open."""
+
+
+def _is_chain(identity: Identity, counters: ServerCounters | None) -> bool:
+    """Whether every step of this server drafts a chain of one length: an SGLang's do, unless it drafts trees."""
+    if identity.drafting is not None:
+        return identity.drafting.is_chain
+    return counters is not None and bool(counters.draft_depth) and counters.draft_depth == counters.num_drafted_each
 
 
 def _differences(steps: StepReader, counts: EngineCounts) -> list[str]:

@@ -34,9 +34,11 @@ class Stretch:
 
     @property
     def acceptance_length(self) -> float | None:
-        """tau = 1 + accepted / steps that drafted."""
+        """tau = 1 + accepted / steps that drafted; as the server says it where it counts only what has finished."""
         mean = _ratio(self.counted.num_accepted, self.counted.num_drafts)
-        return None if mean is None else 1.0 + mean
+        if mean is None:
+            return self.counted.accept_length if self.counted.num_running else None
+        return 1.0 + mean
 
     @property
     def drafts_per_s(self) -> float | None:
@@ -44,7 +46,8 @@ class Stretch:
 
     @property
     def tokens_per_s(self) -> float | None:
-        return _ratio(self.counted.num_generated, self.seconds)
+        counted = self.counted
+        return _ratio(counted.num_generated if counted.num_decoded is None else counted.num_decoded, self.seconds)
 
     def by_position(self) -> list[float | None]:
         """Acceptance by place in the draft, unconditional: accepted there / steps that drafted."""

@@ -42,6 +42,8 @@ def request_of(identity: Identity, prompt: str, config: RunConfig) -> tuple[str,
     else:
         body["return_token_ids"] = True
         body |= {"logprobs": 0} if config.raw else {"logprobs": True, "top_logprobs": 0}
+    if identity.engine == "SGLang":
+        body["return_spec_tokens_details"] = True
     if config.raw:
         return "/v1/completions", body | {"prompt": prompt}
     return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}

@@ -15,7 +15,7 @@ from specviz.remote.counters import ServerCounters, read_counters
 from specviz.remote.messages import headers
 from specviz.remote.problems import problem_of, refusal
 
-__all__ = ["Identity", "Server"]
+__all__ = ["Drafting", "Identity", "Server"]
 
 ANSWER_S = 5.0
 """How long a question may take. A busy engine answers these beside its work."""
@@ -23,15 +23,36 @@ ANSWER_S = 5.0
 _ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp", "sglang": "SGLang"}
 """By `owned_by` of the model list."""
 
+_NO_METRICS = "shows no metrics. SGLang does with --enable-metrics, llama.cpp with --metrics."
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How an SGLang speculates, as its flags name it: algorithm ("EAGLE3", ...), num_steps deep, topk wide,
+    num_draft_tokens rows to check, the root among them. 0 where it does not say."""
+
+    algorithm: str
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+    @property
+    def is_chain(self) -> bool:
+        return self.topk == 1 and self.num_draft_tokens == self.num_steps + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """engine: "vLLM", ... or "" where it does not say. model: the first one served. max_len: its context, 0 unknown."""
+    """engine: "vLLM", ... or "" where it does not say. model: the first one served. max_len: its context, 0 unknown.
+
+    drafting: where it says so; only SGLang does.
+    """
 
     engine: str
     version: str
     model: str
     max_len: int
+    drafting: Drafting | None = None
 
     @property
     def title(self) -> str:
@@ -61,18 +82,26 @@ class Server:
         first = listed[0] if isinstance(listed, list) and listed else None
         if not isinstance(first, dict) or not isinstance(first.get("id"), str):
             raise RemoteError(f"{self.name} answers, but lists no model. Wait until it has loaded one.")
-        try:
-            version = self._json("/version")
-        except RemoteError:
-            version = None
-        told = version.get("version") if isinstance(version, dict) else ""
-        length = first.get("max_model_len")
+        engine = _ENGINES.get(str(first.get("owned_by")), "")
+        told = self._about("/server_info", "/get_server_info") if engine == "SGLang" else self._about("/version")
         return Identity(
-            engine=_ENGINES.get(str(first.get("owned_by")), ""),
-            version=whole_text(told)[:40],
+            engine=engine,
+            version=whole_text(told.get("version"))[:40],
             model=whole_text(first["id"])[:200],
-            max_len=length if isinstance(length, int) and not isinstance(length, bool) else 0,
+            max_len=_whole(first.get("max_model_len")),
+            drafting=_drafting(told),
         )
+
+    def _about(self, *paths: str) -> dict[str, Any]:
+        """What it says of itself on the first of these paths that it knows, {} if on none."""
+        for path in paths:
+            try:
+                told = self._json(path)
+            except RemoteError:
+                continue
+            if isinstance(told, dict):
+                return told
+        return {}
 
     def counters(self, model: str = "") -> ServerCounters:
         """Its counters now.
@@ -80,7 +109,7 @@ class Server:
         Raises:
             RemoteError: it does not answer, or has no metrics.
         """
-        text = self._get("/metrics")
+        text = self._get("/metrics", _NO_METRICS)
         try:
             return read_counters(text, model)
         except ValueError as error:
@@ -95,11 +124,24 @@ class Server:
         except ValueError as error:
             raise RemoteError(f"{self.name} does not answer {path} with JSON. Is it a model server?") from error
 
-    def _get(self, path: str) -> str:
+    def _get(self, path: str, missing: str = "") -> str:
         try:
             response = self._client.get(path)
         except httpx.HTTPError as error:
             raise problem_of(error, self.address) from error
+        if response.status_code == 404 and missing:
+            raise RemoteError(f"{self.name} {missing}")
         if response.status_code != 200:
             raise refusal(response.status_code, response.text, self.address)
         return response.text
+
+
+def _drafting(told: dict[str, Any]) -> Drafting | None:
+    """Of an SGLang's settings, among which its keys are, these alone."""
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    algorithm = whole_text(told.get("speculative_algorithm"))[:40]
+    return Drafting(algorithm, *(_whole(told.get(name)) for name in names)) if algorithm else None
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -40,8 +40,9 @@ class StepReader:
         gamma: the most tokens the server drafts a step, 0 where that is not known.
         speculates: whether it drafts at all; None where that is not known.
 
-    text, token_ids: the answer so far. num_merged: messages of more than one step. is_timed: whether steps tell what
-    they drafted. tokens_are_told: false where a message's tokens are not known, so that it counts as one.
+    text, token_ids: the answer so far. sizes: [steps] tokens of each. num_merged: messages of more than one step.
+    is_timed: whether steps tell what they drafted. tokens_are_told: false where a message's tokens are not known, so
+    that it counts as one.
     """
 
     def __init__(self, gamma: int, speculates: bool | None) -> None:
@@ -50,7 +51,7 @@ class StepReader:
         self.token_ids: list[int] = []
         self.prompt_len = 0
         self.prefill: PrefillDone | None = None
-        self.num_steps = 0
+        self.sizes: list[int] = []
         self.num_accepted = 0
         self.num_merged = 0
         self.decode_s = 0.0
@@ -59,6 +60,10 @@ class StepReader:
         self.is_timed = False
         self._timings: DraftTimings | None = None
         self._block = _Block()
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.sizes)
 
     def feed(self, chunk: StreamChunk) -> list[PrefillDone | StepDone]:
         """The events that a message completes, none for one without text or tokens."""
@@ -150,7 +155,7 @@ class StepReader:
     ) -> StepDone:
         """A step whose parts the server does not time: all its seconds are `other_s`."""
         seconds, self._last_s = max(0.0, at_s - self._last_s), max(at_s, self._last_s)
-        self.num_steps += 1
+        self.sizes.append(len(emitted))
         self.num_accepted += num_accepted
         self.decode_s += seconds
         return StepDone(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specviz.config import RunConfig
 from specviz.events import Event
-from specviz.remote.engine import RemoteEngine
+from specviz.remote.engine import HOW_TO_COUNT_REQUESTS, RemoteEngine
 from specviz.remote.sampler import Sampler
 
 __all__ = ["POLL_S", "AttachedServer", "Notice", "Session"]
@@ -56,6 +56,12 @@ class AttachedServer:
     def title(self) -> str:
         """In the list of what can be run."""
         return f"Server {self.name}"
+
+    def hints(self) -> list[str]:
+        """What would make it tell more. A run from here shows what it leaves out; before one nothing is said."""
+        identity = self.sampler.identity
+        is_vllm = identity is not None and identity.engine == "vLLM"
+        return [HOW_TO_COUNT_REQUESTS] if is_vllm and self.engine.counts_requests is False else []
 
     def turn(self, stopped: Callable[[], bool]) -> Iterator[Notice | Session]:
         """Notices while another visitor's request runs, then the server, once, until this iterator is closed.

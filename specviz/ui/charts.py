@@ -24,6 +24,8 @@ _GRID = "rgba(127,127,140,.18)"
 _HEIGHT = 214
 
 CHART_CSS = """
+/* Until Plotly has loaded, Gradio shows a drawing named "Empty value", on an element that may have no name. */
+[aria-label="Empty value"] { visibility: hidden; }
 .after .js-plotly-plot text { fill: var(--sv-ink-3) !important; }
 .after .js-plotly-plot :is(.annotation-text, .bartext, .textpoint text) { fill: var(--sv-ink) !important; }
 .after .js-plotly-plot .gridlayer path { stroke: var(--sv-grid) !important; }

@@ -18,6 +18,7 @@ from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
 from specviz.ui.racing import MAX_RACERS, RaceEncoder, RaceSettings, recorded_race, run_race
 from specviz.ui.recorded import TRACES
+from specviz.ui.saved import race_page
 from specviz.ui.visits import Visits
 from specviz.ui.watch import OPEN_SETTINGS_JS, PRIVATE
 
@@ -68,6 +69,10 @@ class Race:
                     "Save table", value=self._table(self.recorded) if self.recorded else None,
                     interactive=bool(self.recorded), elem_id="race-save", scale=0, min_width=90,
                 )  # fmt: skip
+                self.page = gr.DownloadButton(
+                    "Save page", value=self._page(self.recorded) if self.recorded else None,
+                    interactive=bool(self.recorded), elem_id="race-page", scale=0, min_width=90,
+                )  # fmt: skip
         choices = _choices(self.host.pairs[self.host.default_pair])
         self.racers = gr.Dropdown(
             choices, value=_favourites(choices), multiselect=True, max_choices=MAX_RACERS, filterable=False,
@@ -81,7 +86,7 @@ class Race:
         raw: dict[str, Any] = PRIVATE | {"preprocess": False}
         quick: dict[str, Any] = raw | {"queue": False}
         inputs = [self.racers, *self.fields.values()]
-        outputs = [header, view, self.start, self.stop, self.save]
+        outputs = [header, view, self.start, self.stop, self.save, self.page]
         self.start.click(self._run, inputs, outputs, **raw, **CONCURRENCY)
         self.stop.click(self._stop, None, self.stop, **quick)
         self.settings.click(None, None, None, js=OPEN_SETTINGS_JS, **PRIVATE)
@@ -103,17 +108,23 @@ class Race:
             self.view: encoder.status("Getting ready"),
             self.start: gr.Button(interactive=False),
             self.stop: gr.Button(interactive=True),
-        }
+        } | self._offered(False)
         header = HeaderNews(self.header, self.host)
         for delta in run_race(self.host, self.visits.of(request.session_hash), settings, encoder):
             yield {self.view: delta} | header()
-        yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)}
-        if encoder.lanes:
-            yield self._saved(encoder)
+        files = self._saved(encoder) if encoder.lanes else self._offered(bool(self.recorded))
+        yield {self.start: gr.Button(interactive=True), self.stop: gr.Button(interactive=False)} | files
+
+    def _offered(self, is_offered: bool) -> dict[Any, Any]:
+        """Whether the files there are can be taken: not while they are those of the race before."""
+        return {button: gr.DownloadButton(interactive=is_offered) for button in (self.save, self.page)}
 
     def _saved(self, encoder: RaceEncoder) -> dict[Any, Any]:
         try:
-            return {self.save: gr.DownloadButton(value=self._table(encoder.lanes), interactive=True)}
+            return {
+                self.save: gr.DownloadButton(value=self._table(encoder.lanes), interactive=True),
+                self.page: gr.DownloadButton(value=self._page(encoder.lanes), interactive=True),
+            }
         except OSError as error:  # a full disk: the race itself is on the page already
             return {self.view: encoder.problem(sentence_for(error))}
 
@@ -135,6 +146,10 @@ class Race:
 
     def _table(self, lanes: Sequence[Lane]) -> str:
         [path] = self._outbox.write({"specviz-race.csv": to_csv(lanes)})
+        return path
+
+    def _page(self, lanes: Sequence[Lane]) -> str:
+        [path] = self._outbox.write({"specviz-race.html": race_page(lanes)})
         return path
 
 

@@ -3,10 +3,12 @@
 The value of its one `gr.HTML` is JSON, and JavaScript draws it; every number is computed here:
 
     {"servers": [{"name", "title", "state", "said", "alarms": [sentence],
+                  "hints": [sentence],
                   "figures": {"acceptance_rate", "acceptance_length", "drafts_per_s", "tokens_per_s",
                               "num_running", "num_waiting", "num_accepted", "num_drafted", "num_drafts"},
                   "positions": [share], "ago_s": [...], "series": {name: [...]}}]}
 
+hints: what would make the server tell more, once a request from here has shown that it could.
 state: "answers", "silent", "new" (nothing heard yet) or "plain" (it does not speculate). said: what there is to say.
 """
 
@@ -38,9 +40,9 @@ class Serving:
     """The tab's parts. Build it within a Blocks: `main` within the tab, then `connect`."""
 
     def __init__(self, servers: Sequence[AttachedServer]) -> None:
-        self.samplers = [server.sampler for server in servers]
-        for sampler in self.samplers:
-            sampler.start()
+        self.servers = list(servers)
+        for server in self.servers:
+            server.sampler.start()
 
     def main(self) -> None:
         self.view = gr.HTML(
@@ -50,14 +52,15 @@ class Serving:
 
     def connect(self, tab: gr.Tab) -> None:
         """The tab asks for news from when it is first opened."""
-        if not self.samplers:
+        if not self.servers:
             return
         quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
         tab.select(lambda: (self._value(), gr.Timer(active=True)), None, [self.view, self.timer], **quick)
         self.timer.tick(self._value, None, self.view, **quick)
 
     def _value(self) -> str:
-        return json.dumps({"servers": [picture_of(sampler) for sampler in self.samplers]}, allow_nan=False)
+        servers = [picture_of(server.sampler) | {"hints": server.hints()} for server in self.servers]
+        return json.dumps({"servers": servers}, allow_nan=False)
 
 
 def picture_of(sampler: Sampler) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from gradio.utils import get_upload_folder
 from specviz.errors import TraceError
 from specviz.events import Event, RunStarted
 from specviz.spreadsheet import harmless
-from specviz.trace import dump_trace, steps_frame
+from specviz.trace import Trace, dump_trace, steps_frame
 from specviz.ui.live import new_encoder
 from specviz.ui.outbox import Outbox
 from specviz.ui.problems import sentence_for
 from specviz.ui.recorded import Recording, load_gallery, open_upload, recall
+from specviz.ui.saved import saved_page
 
 __all__ = ["Share", "steps_csv"]
 
@@ -62,17 +63,18 @@ class Share:
     def takers(self) -> None:
         """Ways to take the shown run away."""
         narrow: dict[str, Any] = {"scale": 0, "min_width": 80}
-        recording, trace, table = self._recording, None, None
+        recording, trace, table, page = self._recording, None, None, None
         if recording is not None:
-            trace, table = self._write(recording.trace.events, recording.trace.plain)
+            trace, table, page = self._write(recording.trace.events, recording.trace.plain)
         self.save = gr.DownloadButton("Save trace", trace, interactive=trace is not None, elem_id="save", **narrow)
         self.table = gr.DownloadButton("Save CSV", table, interactive=table is not None, elem_id="csv", **narrow)
+        self.page = gr.DownloadButton("Save page", page, interactive=page is not None, elem_id="save-page", **narrow)
         self.copy = gr.Button("Copy link", elem_id="copy", **narrow)
 
     @property
     def parts(self) -> list[gr.Component]:
         """What `offer` and `allow` change."""
-        return [self.gallery, self.open, self.save, self.table]
+        return [self.gallery, self.open, self.save, self.table, self.page]
 
     def connect(
         self,
@@ -108,15 +110,16 @@ class Share:
 
     def offer(self, events: Sequence[Event], plain: Sequence[Event]) -> dict[Any, Any]:
         """Updates that let the visitor take this run away."""
-        trace, table = self._write(events, plain)
+        trace, table, page = self._write(events, plain)
         return {
             self.save: gr.DownloadButton(value=trace, interactive=True),
             self.table: gr.DownloadButton(value=table, interactive=True),
+            self.page: gr.DownloadButton(value=page, interactive=True),
         }
 
     def withdraw(self) -> dict[Any, Any]:
         """Updates while the files would be those of the run before."""
-        return {self.save: gr.DownloadButton(interactive=False), self.table: gr.DownloadButton(interactive=False)}
+        return {button: gr.DownloadButton(interactive=False) for button in (self.save, self.table, self.page)}
 
     def allow(self, opening: bool) -> dict[Any, Any]:
         """Updates that allow or forbid to open something else: not while a run goes on."""
@@ -158,13 +161,14 @@ class Share:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def _write(self, events: Sequence[Event], plain: Iterable[Event]) -> tuple[str, str]:
-        """Trace and table of a run."""
+    def _write(self, events: Sequence[Event], plain: Sequence[Event]) -> tuple[str, str, str]:
+        """Trace, table and page of a run."""
         stem = _file_stem(events)
-        trace, table = self._outbox.write({
+        trace, table, page = self._outbox.write({
             f"{stem}.jsonl": dump_trace(events, plain), f"{stem}.csv": steps_csv(events),
+            f"{stem}.html": saved_page([Trace(tuple(events), tuple(plain))]),
         })  # fmt: skip
-        return trace, table
+        return trace, table, page
 
 
 def _uploaded(payload: Any) -> Path:

@@ -11,6 +11,8 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
     counters    all counts and rates of the run by name (`Counters.to_json`, and the rolling ones), with `finish`
     positions   {"conditional": [...], "unconditional": [...]}, with `finish`
     finish      RunFinished as JSON
+    told        with `finish`: [index, num_drafted, num_accepted, origin of its last token or null] of steps that a
+                serving engine told of at the end only; what the order of its list leaves open is not among them
     plain       Baseline as JSON, once it has been measured
     verdict     headline, rest, detail, reason, kind, speed_up (`words.verdict`)
     source      of a recorded run: {"gallery", "title", "damage"}: its name and title in the gallery, "" for a visitor's
@@ -29,6 +31,7 @@ from typing import Any
 
 from specviz.detokenize import visible_part
 from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone, event_to_json
+from specviz.matching import match_steps
 from specviz.metrics import Baseline, Counters
 from specviz.ui.steps import TOKEN_NAMES, short_floats, step_json
 from specviz.words import finish_sentence, progress_sentence, verdict
@@ -54,6 +57,7 @@ class DeltaEncoder:
         self.plain_follows = False
         self._seq = -1
         self._cache_len = 0
+        self._untold: list[int] = []
 
     def encode(self, events: Iterable[Event], **extra: Any) -> str:
         """One delta for these events; `extra` keys are put in as they are."""
@@ -72,8 +76,11 @@ class DeltaEncoder:
                 step = step_json(event, began_s, self._cache_len)
                 steps.append(step | {"counters": list(self._moment().values())})
                 self._cache_len = event.cache_len
+                self._untold += [len(event.emitted)] if event.num_drafted is None else []
             else:
                 self.finished, delta["finish"] = event, event_to_json(event)
+                if told := self._told(event):
+                    delta["told"] = told
         if steps:
             delta["steps"] = steps
             delta["status"] = {"text": progress_sentence(self.counters), "fraction": None}
@@ -104,6 +111,13 @@ class DeltaEncoder:
     def error(self, text: str) -> str:
         """A delta that shows a sentence as normal content of the page."""
         return self._pack({"mode": self.mode, "error": text, "status": {"text": text, "fraction": None}})
+
+    def _told(self, event: RunFinished) -> list[tuple[int, int, int, str | None]]:
+        counts = event.counts
+        if counts is None or not counts.drafted_by_step or len(self._untold) != self.counters.num_steps:
+            return []
+        found = match_steps(self._untold, counts.drafted_by_step, counts.accepted_by_step)
+        return [(i, told.num_drafted, told.num_accepted, told.own) for i, told in enumerate(found, 1) if told]
 
     def _moment(self) -> dict[str, Any]:
         c = self.counters

@@ -16,7 +16,7 @@ import gradio as gr
 
 from specviz.drafters.registry import METHODS
 
-__all__ = ["PANELS", "VIEW_CSS", "make_view", "read_asset"]
+__all__ = ["PANELS", "SCRIPT", "TEMPLATE", "VIEW_CSS", "make_view", "read_asset"]
 
 _ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _SCRIPTS = (
@@ -52,15 +52,15 @@ VIEW_CSS = read_asset("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
-_TEMPLATE = "<style>{rules}</style>\n{markup}".format(
+TEMPLATE = "<style>{rules}</style>\n{markup}".format(
     rules="".join(map(read_asset, ("tokens.css", "view.css", *(f"view/{name}.css" for name in PANELS[1:])))),
     markup=read_asset("view/view.html")
     .replace("<!-- panels -->", "\n".join(map(_panel, PANELS)))
     .replace("<!-- ways -->", _ways()),
 )
-_SCRIPT = "\n".join(read_asset(f"view/{name}.js") for name in _SCRIPTS)
+SCRIPT = "\n".join(read_asset(f"view/{name}.js") for name in _SCRIPTS)
 
 
 def make_view(initial: str | None = None) -> gr.HTML:
     """The view as a component whose value is one delta of `ui.stream`; `initial` is a delta to begin with."""
-    return gr.HTML(value=initial, html_template=_TEMPLATE, js_on_load=_SCRIPT, apply_default_css=False, elem_id="view")
+    return gr.HTML(value=initial, html_template=TEMPLATE, js_on_load=SCRIPT, apply_default_css=False, elem_id="view")
