@@ -15,7 +15,7 @@ import torch
 
 from specviz.drafters.base import DraftContext, Drafter, Need, Outcome
 from specviz.drafters.budget import Budget
-from specviz.drafters.growth import Growth
+from specviz.drafters.growth import SECOND_THOUGHT, Growth
 from specviz.drafters.options import Option
 from specviz.events import DraftNote
 from specviz.models.session import Session
@@ -127,7 +127,8 @@ class CascadeDrafter:
         kept = self._kept / self._asked
         time_of_model = budget.rate * budget.costs.of_draft(MODEL_LEVELS)
         if isinstance(last, Joins) and last.joins and len(proposal):
-            fails = 1.0 - max(proposal.confidence[node] for node, parent in enumerate(proposal.parents) if parent == -1)
+            first = max(proposal.confidence[node] for node, parent in enumerate(proposal.parents) if parent == -1)
+            fails = 1.0 - first**SECOND_THOUGHT
             return 0.0 if kept * fails <= time_of_model else float("inf")
         return max(0.0, kept - time_of_model)
 
