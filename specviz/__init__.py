@@ -4,6 +4,10 @@
     for event in generator.stream("Why is the sky blue?", RunConfig(method="prompt-lookup")):
         ...                                 # RunStarted, PrefillDone, StepDone (many), RunFinished
 
+    with specviz.watch(model) as run:           # a transformers model of your own
+        model.generate(**inputs, assistant_model=draft)
+    run.save("run.jsonl")
+
 A run is a stream of typed events, and everything else reads the stream: `fold(events)` gives every count and rate,
 `specviz.trace` stores a run and turns it into pandas tables, `specviz.words` says what it came to, and
 `show(events)` plays it in a notebook. Ways to draft are in
@@ -23,6 +27,7 @@ from specviz.events import Event, PrefillDone, RunFinished, RunStarted, StepDone
 from specviz.metrics import Counters, fold
 
 if TYPE_CHECKING:
+    from specviz.generate.watch import watch
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
     from specviz.ui.notebook import compare, show
@@ -44,6 +49,7 @@ __all__ = [
     "fold",
     "load_pair",
     "show",
+    "watch",
 ]
 
 
@@ -66,4 +72,8 @@ def __getattr__(name: str) -> Any:
         from specviz.ui import notebook
 
         return getattr(notebook, name)
+    if name == "watch":
+        from specviz.generate.watch import watch
+
+        return watch
     raise AttributeError(f"module 'specviz' has no attribute {name!r}")

@@ -193,6 +193,7 @@ class RunStarted:
 class PrefillDone:
     """The prompt is in the caches: all but its last token here, all of it in a serving engine.
 
+    prefill_s: with the first step in it where that read the prompt too (`StepDone.with_prompt`).
     emitted: empty here. A serving engine reads the whole prompt and so writes its first token before the first step.
     """
 
@@ -212,6 +213,7 @@ class StepDone:
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
+    with_prompt: the step's pass read the prompt as well, so its seconds are in `prefill_s` and it has none of its own.
     """
 
     index: int
@@ -228,6 +230,7 @@ class StepDone:
     gamma: int
     note: DraftNote | None = None
     num_padding: int = 0
+    with_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

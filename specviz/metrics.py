@@ -29,6 +29,8 @@ class Counters:
     tested_at, accepted_at, drafted_at: by place in the draft, first place first.
     accepted_histogram: accepted_histogram[k] = steps that drafted and kept exactly k tokens.
     num_prefill_tokens: tokens that a serving engine wrote with the prompt; they are in no step and in no other count.
+    num_untimed_steps, num_untimed_tokens, num_untimed_drafted: of steps whose pass read the prompt as well, and whose
+        seconds are the prefill's. They are in all other counts, and left out of rates by time.
     steps_are_told: whether every step said what it drafted; a serving engine's may not, its counters come at the end.
     drafted_is_known: whether the drafted tokens of the whole run are known. rejections_are_known: likewise.
     is_bound: other requests ran beside: what was drafted and refused is at most what is counted here.
@@ -57,6 +59,9 @@ class Counters:
     overlap_sum: float = 0.0
     num_overlaps: int = 0
     num_prefill_tokens: int = 0
+    num_untimed_steps: int = 0
+    num_untimed_tokens: int = 0
+    num_untimed_drafted: int = 0
     is_chain: bool = True
     steps_are_told: bool = True
     drafted_is_known: bool = True
@@ -115,6 +120,10 @@ class Counters:
         )
         self.num_drafted += num_drafted
         self.num_rejections += refused
+        if step.with_prompt:
+            self.num_untimed_steps += 1
+            self.num_untimed_tokens += len(step.emitted)
+            self.num_untimed_drafted += num_drafted
         if not step.drafted:  # told as a number only
             self.num_rejected += refused
             self.num_discarded += num_drafted - step.num_accepted - refused
@@ -136,7 +145,8 @@ class Counters:
                 _grow(self.accepted_at, place)
                 self.accepted_at[place] += 1
             _grow(self.accepted_at, len(self.tested_at) - 1)
-        self.recent.append((step.num_accepted, int(refused), num_drafted, len(step.emitted), seconds))
+        num_timed = 0 if step.with_prompt else len(step.emitted)
+        self.recent.append((step.num_accepted, int(refused), num_drafted, num_timed, seconds))
 
     def _take_counts(self, counts: EngineCounts) -> None:
         """The whole run's counts from a serving engine, in place of what its steps could not tell.
@@ -286,7 +296,7 @@ class Counters:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        return _ratio(self.num_tokens, self.decode_s)
+        return _ratio(self.num_timed_tokens, self.decode_s)
 
     @property
     def rolling_tokens_per_s(self) -> float | None:
@@ -306,15 +316,25 @@ class Counters:
     @property
     def draft_s_per_token(self) -> float | None:
         """Seconds of drafting per drafted token; over a plain step's seconds it is c."""
-        return _ratio(self.draft_s, self.num_drafted)
+        return _ratio(self.draft_s, self.num_drafted - self.num_untimed_drafted)
 
     @property
     def s_per_step(self) -> float | None:
-        return _ratio(self.decode_s, self.num_steps)
+        return _ratio(self.decode_s, self.num_timed_steps)
 
     @property
     def verify_s_per_step(self) -> float | None:
-        return _ratio(self.verify_s, self.num_steps)
+        return _ratio(self.verify_s, self.num_timed_steps)
+
+    @property
+    def num_timed_steps(self) -> int:
+        """Steps that have seconds of their own."""
+        return self.num_steps - self.num_untimed_steps
+
+    @property
+    def num_timed_tokens(self) -> int:
+        """Tokens of those steps."""
+        return self.num_tokens - self.num_untimed_tokens
 
     def by_position(self, *, unconditional: bool = False) -> list[dict[str, float | int | None]]:
         """Acceptance by place in the draft, with a 95 % Wilson interval.
@@ -364,6 +384,7 @@ class Baseline:
     same_text: whether both wrote the same ids; None where the question makes no sense (sampled, another length).
     first_difference: index of the first token that differs, None where none does. gap: distance of the two best logits
         there. width_same: whether plain decoding in the run's own passes wrote the run's ids, where that was asked.
+    num_untimed: tokens whose seconds are not in `decode_s`, as they came with the prompt.
     """
 
     num_tokens: int
@@ -372,19 +393,21 @@ class Baseline:
     first_difference: int | None = None
     gap: float | None = None
     width_same: bool | None = None
+    num_untimed: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.num_tokens / self.decode_s if self.decode_s > 0 else None
+        return _ratio(self.num_tokens - self.num_untimed, self.decode_s)
 
     @property
     def s_per_token(self) -> float | None:
-        return self.decode_s / self.num_tokens if self.num_tokens else None
+        return _ratio(self.decode_s, self.num_tokens - self.num_untimed)
 
     @classmethod
     def of(cls, plain: Iterable[Event], run: Iterable[Event] = ()) -> Baseline | None:
         """From the events of a plain run, compared with the ids of a finished greedy run; None if it did not finish."""
-        ends = [event for event in plain if isinstance(event, RunFinished)]
+        before = list(plain)
+        ends = [event for event in before if isinstance(event, RunFinished)]
         if not ends or not ends[0].num_tokens:
             return None
         same, first = None, None
@@ -395,7 +418,8 @@ class Baseline:
                 pairs = zip(ends[0].token_ids, other.token_ids, strict=False)
                 first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
                 same = first is None
-        return cls(ends[0].num_tokens, ends[0].decode_s, same, first)
+        untimed = sum(len(event.emitted) for event in before if isinstance(event, StepDone) and event.with_prompt)
+        return cls(ends[0].num_tokens, ends[0].decode_s, same, first, num_untimed=untimed)
 
     def ids_to_difference(self, run: Sequence[Event]) -> list[int]:
         """Prompt and answer up to the first token that differs: where the two best logits are asked for."""

@@ -100,7 +100,7 @@ def _why_fast(counters: Counters, plain: Baseline) -> str:
     step_s, plain_s = counters.s_per_step, plain.s_per_token
     if step_s is None or not plain_s:
         return ""
-    tokens = counters.num_tokens / counters.num_steps
+    tokens = counters.num_timed_tokens / counters.num_timed_steps
     return f"A step wrote {tokens:.2f} tokens in the time that plain decoding takes for {step_s / plain_s:.2f}. "
 
 
@@ -125,8 +125,8 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     if plain_s is None or counters.draft_s_per_token is None:
         return f"{kept}." if kept else ""
     c = counters.draft_s_per_token / plain_s
-    v = counters.verify_s / counters.num_steps / plain_s
-    drafting = counters.draft_s / counters.num_steps / plain_s
+    v = counters.verify_s / counters.num_timed_steps / plain_s
+    drafting = counters.draft_s / counters.num_timed_steps / plain_s
     if drafting > 0.5 * (counters.acceptance_length or 1.0) or c >= 0.9:
         return (
             f"The guesses cost too much: one drafted token takes {c:.2f} of a plain step, "

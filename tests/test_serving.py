@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from specviz.errors import ConfigError
 from specviz.remote import RemoteEngine, read_addresses
 from specviz.remote.counters import ServerCounters
 from specviz.remote.history import History, Sample
+from specviz.remote.server import Identity
 from specviz.ui.attached import AttachedServer, Notice, Session
 from specviz.ui.host import EngineHost
 from specviz.ui.live import can_measure_later, new_encoder, run_live
 from specviz.ui.page import build_page, launch
-from specviz.ui.serving import picture_of
+from specviz.ui.serving import groups_of, picture_of, replicas_of
 from specviz.ui.settings import WatchSettings
 from specviz.ui.visits import Visit
 
@@ -188,6 +190,83 @@ def test_a_chart_that_has_not_loaded_is_not_announced(site: Any) -> None:
         page.wait_for_selector("[aria-label='Empty value']", state="attached")
         assert violations(page) == []
         assert watched.errors == []
+
+
+def grown(steps: int, running: int, source: str = "vllm") -> History:
+    """A minute and a half of a server: each step takes 20 ms without drafts and 24 ms with 4, and keeps 2 of them."""
+    found = History()
+    for i in range(45):
+        done, drafts = steps * i, 0 if source == "plain" else steps * i
+        counters = ServerCounters(None, None, None, (), done, running, 0, "vllm", gaps_s=0.02 * done, num_gaps=done)
+        if source != "plain":
+            by_place = (drafts, drafts // 2, drafts // 2, 0)
+            counters = replace(
+                counters, num_drafts=drafts, num_drafted=4 * drafts, num_accepted=2 * drafts, accepted_at=by_place,
+                num_generated=3 * done, gaps_s=0.024 * done,
+            )  # fmt: skip
+        found = found.add(Sample(2.0 * i, counters))
+    return found
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[tuple[str, list[AttachedServer]]]:
+    """Two replicas that draft, one that does not, all of one model; their histories are made, not sampled."""
+    addresses = read_addresses(["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://10.0.0.3:8000"])
+    servers = [AttachedServer(RemoteEngine(address)) for address in addresses]
+    for server, (steps, kind) in zip(servers, ((30, "vllm"), (20, "vllm"), (40, "plain")), strict=True):
+        server.sampler.history = grown(steps, 2, kind)
+        server.sampler.identity = server.sampler.seen = Identity("vLLM", "0.32.0", "Qwen/Qwen3-8B", 4096)
+        server.sampler.start = lambda: None  # type: ignore[method-assign]
+        server.sampler.clock = lambda: 88.0
+    demo = build_page(EngineHost(servers=servers))
+    _, url, _ = launch(demo, prevent_thread_lock=True)
+    yield url, servers
+    demo.close()
+
+
+def test_replicas_are_one_server_with_a_row_for_each(fleet: tuple[str, list[AttachedServer]]) -> None:
+    samplers = [server.sampler for server in fleet[1]]
+    groups = groups_of(samplers)
+    assert [[sampler.server.name for sampler in group] for group in groups] == [["10.0.0.1:8000", "10.0.0.2:8000"]]
+    found = replicas_of(groups[0])
+    assert found["name"] == "2 replicas of Qwen/Qwen3-8B"
+    assert found["figures"]["num_running"] == 4
+    assert found["figures"]["tokens_per_s"] == pytest.approx(75.0)
+    assert [row["figures"]["tokens_per_s"] for row in found["replicas"]] == [pytest.approx(45.0), pytest.approx(30.0)]
+    assert found["positions"] == pytest.approx([1.0, 0.5, 0.5, 0.0], abs=0.01)
+    samplers[1].silent_since_s = 80.0
+    assert "1 of 2 show no metrics now: 10.0.0.2:8000." in replicas_of(groups[0])["said"]
+    samplers[1].silent_since_s = None
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_fleet_on_the_tab(fleet: tuple[str, list[AttachedServer]], theme: str, width: int) -> None:
+    """Issue 19: several replicas as one, and the gamma that would pay with the line to copy."""
+    with open_page(
+        f"{fleet[0]}?__theme={theme}",
+        viewport={"width": width, "height": 844},
+        color_scheme=theme,
+        reduced_motion="reduce",
+    ) as watched:
+        page = watched.page
+        page.wait_for_selector("#run", timeout=30_000)
+        page.click("[role=tab]:has-text('Serving')")
+        page.wait_for_selector("#serving .server .advice", timeout=30_000)
+        assert page.locator("#serving .server").count() == 4
+        first = page.locator("#serving .server").first
+        assert "2 replicas of" in first.inner_text()
+        assert first.locator("tbody tr").count() == 2 + 4
+        assert "With 2 requests at once γ = 3 pays best, 2.61 times plain decoding." in first.inner_text()
+        assert '{"method": "...", "num_speculative_tokens": 3}' in first.locator("code").inner_text()
+        first.locator("summary").click()
+        assert "(24.0 / 20.0 − 1) / 4 = 0.050" in first.inner_text()
+        page.wait_for_timeout(2500)  # news that change nothing leave it open
+        assert first.locator("details").evaluate("node => node.open")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert violations(page) == []
+        assert watched.errors == []
+        assert watched.outside == []
 
 
 @pytest.mark.browser

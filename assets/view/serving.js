@@ -42,7 +42,7 @@ function takeServers(text) {
 
 function boxOf(name) {
   if (boxes.has(name)) return boxes.get(name);
-  const box = { title: el('small'), said: el('p', 'said'), alarms: el('div'), hints: el('div'), figures: [], plots: [] };
+  const box = { title: el('small'), said: el('p', 'said'), alarms: el('div'), hints: el('div'), replicas: el('div'), advice: el('div'), figures: [], plots: [] };
   box.alarms.setAttribute('role', 'status');
   const list = el('dl', 'kpis');
   for (const [label, , , drafting] of FIGURES_OF_A_SERVER) {
@@ -58,7 +58,7 @@ function boxOf(name) {
     resized.observe(plot);
   }
   box.window = el('p', 'vh', 'Figures of the last minute.');
-  box.node = el('section', 'server', el('div', 'head', el('h2', '', name), box.title), box.said, box.alarms, box.hints, box.window, list, charts);
+  box.node = el('section', 'server', el('div', 'head', el('h2', '', name), box.title), box.said, box.alarms, box.hints, box.window, list, box.replicas, charts, box.advice);
   box.node.setAttribute('aria-label', `Server ${name}`);
   servers.append(box.node);
   boxes.set(name, box);
@@ -78,7 +78,88 @@ function drawServer(server) {
     box.figures[i].big.textContent = big(server.figures);
     box.figures[i].small.textContent = small(server.figures);
   });
+  fillReplicas(box.replicas, server.replicas ?? []);
+  fillAdvice(box, server.advice);
   drawPlots(server, box);
+}
+
+const REPLICA_COLUMNS = [
+  ['Server', (one) => one.name],
+  ['Acceptance', (one) => percent(one.figures.acceptance_rate)],
+  ['τ', (one) => fixed(one.figures.acceptance_length, 2)],
+  ['Drafts/s', (one) => fixed(one.figures.drafts_per_s, 1)],
+  ['Tokens/s', (one) => fixed(one.figures.tokens_per_s, 1)],
+  ['Running', (one) => whole(one.figures.num_running)],
+  ['Waiting', (one) => whole(one.figures.num_waiting)],
+];
+
+function fillReplicas(node, replicas) {
+  const rows = replicas.map((one) => (one.state === 'silent' ? [one.name, ...REPLICA_COLUMNS.slice(1).map(() => NO_VALUE)] : REPLICA_COLUMNS.map(([, show]) => show(one))));
+  refill(node, rows, () => (rows.length ? [tableOf('Replicas side by side, last minute', REPLICA_COLUMNS.map(([head]) => head), rows)] : []));
+}
+
+/** Only where something changed: a reader's place and a choice stay. */
+function refill(node, what, build) {
+  const key = JSON.stringify(what);
+  if (node._key === key) return;
+  node._key = key;
+  node.replaceChildren(...build());
+}
+
+function tableOf(title, heads, rows, isMarked = () => false) {
+  const cells = (row, i) => row.map((text, j) => {
+    const cell = el(j ? 'td' : 'th', isMarked(i, j) ? 'best' : '', text);
+    if (!j) cell.scope = 'row';
+    return cell;
+  });
+  const head = el('tr', '', ...heads.map((text) => { const cell = el('th', '', text); cell.scope = 'col'; return cell; }));
+  const table = el('table', '', el('caption', '', title), el('thead', '', head), el('tbody', '', ...rows.map((row, i) => el('tr', '', ...cells(row, i)))));
+  const around = el('div', 'wide', table);
+  around.tabIndex = 0; // what is wider than a phone is scrolled by keys too
+  around.setAttribute('role', 'region');
+  around.setAttribute('aria-label', title);
+  return around;
+}
+
+function fillAdvice(box, advice) {
+  const sumsWereOpen = box.advice.querySelector('details')?.open;
+  refill(box.advice, advice, () => {
+    if (!advice) return [];
+    const heads = ['γ', 'Tokens a step', 'Pays below', ...advice.loads.map((n) => `× plain at ${n}`)];
+    const rows = advice.rows.map((row) => [row.gamma, fixed(row.tokens, 2), fixed(row.break_even, 2), ...row.speed_up.map((gain) => fixed(gain, 2))].map(String));
+    const isBest = (i, j) => j > 2 && advice.rows[i].is_best[j - 3];
+    const parts = [
+      el('h3', '', 'What would pay'),
+      el('p', 'answer', advice.answer),
+      tableOf('Draft lengths: tokens a step that drafts, what a drafted token may cost in plain steps, and the gain by requests at once', heads, rows.map((row, i) => row.map((text, j) => (isBest(i, j) ? `${text} best` : text))), isBest),
+    ];
+    if (advice.modelled) parts.push(el('p', 'said', 'This engine counts no places: each is taken to be kept as often as the others, as in Leviathan’s model.'));
+    if (advice.line) parts.push(lineToCopy(advice.line));
+    if (advice.line.includes('"..."')) parts.push(el('p', 'said', 'Keep your own method, and its other settings, in place of "...".'));
+    if (advice.sums.length) {
+      const sums = el('details', '', el('summary', '', 'The sum'), ...advice.sums.map((text) => el('p', 'said', text)));
+      sums.open = Boolean(sumsWereOpen);
+      parts.push(sums);
+    }
+    const node = el('div', 'advice', ...parts);
+    return [node];
+  });
+}
+
+function lineToCopy(line) {
+  const code = el('code', '', line);
+  const button = el('button', 'quiet', 'Copy');
+  button.type = 'button';
+  button.addEventListener('click', async () => {
+    try {
+      await navigator.clipboard.writeText(line);
+      button.textContent = 'Copied';
+    } catch { // a page without https may not write there
+      getSelection().selectAllChildren(code);
+      button.textContent = 'Selected: press Ctrl+C';
+    }
+  });
+  return el('p', 'line', code, button);
 }
 
 function drawPlots(server, box) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,10 +31,14 @@ _NAMES = {
     "sglang:generation_tokens_total": "num_generated",
     "sglang:num_requests_total": "num_finished",
     "sglang:realtime_tokens_total": "num_decoded",
-    "sglang:num_running_reqs": "num_running",
-    "sglang:num_queue_reqs": "num_waiting",
+    "vllm:inter_token_latency_seconds_sum": "gaps_s",
+    "vllm:inter_token_latency_seconds_count": "num_gaps",
+    "sglang:inter_token_latency_seconds_sum": "gaps_s",
+    "sglang:inter_token_latency_seconds_count": "num_gaps",
 }
 _GAUGES = {
+    "sglang:num_running_reqs": "num_running",
+    "sglang:num_queue_reqs": "num_waiting",
     "sglang:spec_accept_length": "accept_length",
     "sglang:spec_num_steps": "draft_depth",
     "sglang:spec_num_draft_tokens": "draft_rows",
@@ -50,6 +55,8 @@ class ServerCounters:
     num_drafts: verification passes that had a draft. accepted_at: [positions] accepted tokens by place in the draft.
     num_generated: tokens written for all requests. num_running, num_waiting: requests at this moment.
     source: whose names these are, "vllm", "llamacpp" or "sglang".
+    gaps_s: seconds in all from one message of a request to its next. num_gaps: how many, for vLLM a step each, for
+    SGLang a token each.
 
     SGLang's alone: num_finished: requests. num_decoded: tokens written so far, also of requests that go on.
     accept_length: tau as it says it itself, over its last passes. draft_depth: the most tokens a pass accepts, and
@@ -69,6 +76,8 @@ class ServerCounters:
     accept_length: float | None = None
     draft_depth: int | None = None
     num_drafted_each: int | None = None
+    gaps_s: float | None = None
+    num_gaps: int | None = None
 
     @property
     def speculates(self) -> bool | None:
@@ -109,7 +118,16 @@ class ServerCounters:
         return EngineCounts(self.num_drafts, self.num_drafted, self.num_accepted, self.accepted_at, is_bound)
 
 
-_TOTALS = ("num_drafts", "num_drafted", "num_accepted", "num_generated", "num_finished", "num_decoded")
+_TOTALS = (
+    "num_drafts",
+    "num_drafted",
+    "num_accepted",
+    "num_generated",
+    "num_finished",
+    "num_decoded",
+    "num_gaps",
+    "gaps_s",
+)
 
 
 def read_counters(text: str, model: str = "") -> ServerCounters:
@@ -118,7 +136,7 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
     Raises:
         ValueError: one of those lines is not Prometheus text.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     places: dict[int, int] = {}
     gauges: dict[str, dict[str, float]] = {}
     source = ""
@@ -130,13 +148,13 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
             place = int(labels.get("position", "-1"))
             if 0 <= place < _MAX_POSITIONS:
                 places[place] = places.get(place, 0) + int(value)
-        elif name in _GAUGES or (source == "sglang" and not name.endswith("_total")):
-            ranks = gauges.setdefault(_GAUGES.get(name) or _NAMES[name], {})
+        elif name in _GAUGES:
+            ranks = gauges.setdefault(_GAUGES[name], {})
             rank = labels.get("dp_rank", "")
             ranks[rank] = max(ranks.get(rank, 0.0), value)
         elif name in _NAMES and labels.get("mode", "decode") == "decode":
             field = _NAMES[name]
-            found[field] = found.get(field, 0) + int(value)
+            found[field] = found.get(field, 0) + (value if field == "gaps_s" else int(value))
     accepted_at = tuple(places.get(place, 0) for place in range(max(places) + 1)) if places else ()
     counters = ServerCounters(**found, accepted_at=accepted_at, source=source)
     return _of_sglang(counters, gauges) if source == "sglang" else counters
@@ -169,5 +187,5 @@ def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
                 yield sample.name, sample.labels, sample.value
 
 
-def _less(now: int | None, before: int | None) -> int | None:
+def _less(now: float | None, before: float | None) -> float | None:
     return None if now is None else now - (before or 0)

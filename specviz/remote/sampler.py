@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from specviz.errors import RemoteError
+from specviz.remote.advice import Load, loads_of
 from specviz.remote.history import History, Sample
 from specviz.remote.server import Identity, Server
 
@@ -16,16 +17,21 @@ EVERY_S = 2.0
 
 
 class Sampler:
-    """One server's history. problem: what it does not answer, in words, "" if nothing; silent_since_s: without metrics
-    since then, None while there are some."""
+    """One server's history. identity: who answers, None while nobody does; seen: who did last.
+
+    problem: what it does not answer, in words, "" if nothing. silent_since_s: without metrics since then, None while
+    there are some.
+    """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server = server
         self.history = History()
         self.identity: Identity | None = None
+        self.seen: Identity | None = None
         self.problem = ""
         self.silent_since_s: float | None = None
         self.clock = clock
+        self._loads: tuple[History, dict[int, Load]] = self.history, {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -51,10 +57,17 @@ class Sampler:
         if self.identity is None or self.history.restarted_at_s == now:
             self._identify()
 
+    def loads(self) -> dict[int, Load]:
+        """Times by load, worked out once a sample however many ask."""
+        history = self.history
+        if self._loads[0] is not history:
+            self._loads = history, loads_of(history)
+        return self._loads[1]
+
     def _identify(self) -> None:
         """Its metrics may be open to all where its models are not."""
         try:
-            self.identity = self.server.identify()
+            self.identity = self.seen = self.server.identify()
         except RemoteError as error:
             self.problem = str(error)
 

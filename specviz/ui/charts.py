@@ -233,14 +233,15 @@ def _places_sentence(counters: Counters) -> str:
 
 
 def _times_sentence(counters: Counters, plain: Baseline | None) -> str:
-    if not counters.num_steps:
-        return "No step was done."
-    mean = 1000 * counters.decode_s / counters.num_steps
+    if counters.s_per_step is None:
+        return "No step was done." if not counters.num_steps else "The only step read the prompt as well."
+    mean = 1000 * counters.s_per_step
     if not counters.verify_s:
         return f"A step took {mean:.{_digits(mean)}f} ms, as its messages arrived here."
     if plain is None or plain.s_per_token is None:
         return f"A step took {mean:.{_digits(mean)}f} ms. Plain decoding was not measured."
-    tokens, one = counters.num_tokens / counters.num_steps, 1000 * plain.s_per_token
+    tokens = counters.num_timed_tokens / counters.num_timed_steps
+    one = 1000 * plain.s_per_token
     wrote = f"A step took {mean:.{_digits(mean)}f} ms and wrote {tokens:.1f} tokens"
     return f"{wrote}; plain takes {one:.{_digits(one)}f} ms for one."
 

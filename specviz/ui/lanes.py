@@ -12,6 +12,7 @@ from typing import Any
 
 from specviz.drafters.registry import METHODS
 from specviz.events import Event, RunFinished, RunStarted, StepDone
+from specviz.generate.titles import TITLES
 from specviz.metrics import Baseline, Counters, fold
 from specviz.trace import dump_trace, load_trace
 from specviz.ui.live import WHOLE
@@ -64,7 +65,7 @@ class Lane:
 
 def title_of(method: str) -> str:
     """The method's name in the menus, also for one that this version does not know."""
-    return METHODS[method].title if method in METHODS else method
+    return METHODS[method].title if method in METHODS else TITLES.get(method, method)
 
 
 def ranked(lanes: Sequence[Lane]) -> list[Lane]:

@@ -20,7 +20,7 @@ HEIGHT = 640
 """Of the frame in a notebook, in CSS pixels; what is longer scrolls within it."""
 
 Run = str | Path | Trace | Iterable[Event]
-"""A trace file, a trace, or a run's events: a list, or a stream that is read to its end."""
+"""A trace file, a trace, or a run's events: a list, a stream that is read to its end, or what `specviz.watch` gives."""
 
 
 class Player:
@@ -76,6 +76,7 @@ def compare(*runs: Run, height: int = HEIGHT) -> Player:
 def _trace(run: Run, plain: Iterable[Event] = ()) -> Trace:
     if isinstance(run, str | Path):
         run = load_trace(run)
+    run = getattr(run, "trace", run)  # of a watched run: with the plain run beside it
     if not isinstance(run, Trace):
         return trace_of(list(run), list(plain))
     more = list(plain)

@@ -1,0 +1,1 @@
+"""transformers' own `generate`, watched: its rounds as the events of this package."""
