@@ -90,7 +90,7 @@ def _part(trained: TrainedDraft, name: str, shape: tuple[int, ...]) -> Tensor:
 _ROOM = 1 + MAX_TREE_NODES
 """Entries of one draft, which never count."""
 
-FOLLOWS = 0.6
+FOLLOWS = 0.45
 """Odds that one of the head's guesses behind a kept candidate is kept too: what a further level may be hoped to add."""
 
 
