@@ -1,7 +1,7 @@
-"""A cascade: ask drafters that cost nothing first, and a model only where they have nothing to say.
+"""A cascade: ask drafters that cost little first, and a model where what they promise is less than its time is worth.
 
-Each proposal is one drafter's alone, so its probabilities are those of one drafter too, and verification stays lossless
-whoever spoke.
+A model that grows trees takes the others' candidates into its own. All of these are chosen, not drawn, and a proposal
+with probabilities is one drafter's alone, so verification stays lossless whoever spoke.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRIOR_KEPT, PRIOR_WEIGHT = 1.2, 4.0
 MODEL_LEVELS = 4
 """Levels of a model's draft, when its time is weighed before it is asked."""
 
-MODEL_ADDS = 0.5
+MODEL_ADDS = 0.4
 """Tokens that a feature head adds to a tree of suffix decoding where that one's first guess fails, on 30 prompts."""
 
 FALLBACKS = ("auto", "none", "feature", "draft-model", "quantized-copy")
