@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default=here, help="0.0.0.0 to serve the network too (default: %(default)s)")
     add_pair_flags(parser)
     parser.add_argument("--draft-quant", metavar="Q", default="auto", help=f"{', '.join(DRAFT_QUANTS)} (default: auto)")
-    attach = "a running vLLM or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
+    attach = "a running vLLM, SGLang or llama.cpp server to watch, may be repeated; its key is in SPECVIZ_ATTACH_KEY"
     parser.add_argument("--attach", action="append", default=[], metavar="URL", help=f"{attach} (or SPECVIZ_ATTACH)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")

@@ -90,7 +90,9 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     run.add_argument("prompt", nargs="?", help="the prompt; or use --prompts")
     run.add_argument("--prompts", metavar="FILE.jsonl", help='one {"id": ..., "prompt": ...} a line')
     add_pair_flags(run)
-    run.add_argument("--attach", metavar="URL", help="run on this vLLM or llama.cpp server; how it drafts is its own")
+    run.add_argument(
+        "--attach", metavar="URL", help="run on this vLLM, SGLang or llama.cpp server; how it drafts is its own"
+    )
     run.add_argument(
         "--method", metavar="NAME", default=DEFAULT_METHOD, help="see `specviz methods` (default: %(default)s)"
     )

@@ -23,7 +23,7 @@ class Sglang:
 
     tells_request: whether a request's own counts come with its last message. tells_settings, tells_metrics: whether
     `/get_server_info` and `/metrics` are there. beside: (requests, tokens, passes) that others finish while one runs.
-    step_s: a pass's time.
+    step_s: a pass's time, pass_s: as its metrics tell it. drafts: false makes it a plain server, whose `kept` is all 0.
     """
 
     kept: list[int] = field(default_factory=lambda: [3, 0, 1, 3, 2])
@@ -35,12 +35,17 @@ class Sglang:
     tells_metrics: bool = True
     beside: tuple[int, int, int] = (0, 0, 0)
     step_s: float = 0.0
+    drafts: bool = True
+    pass_s: float = 0.02
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_finished: int = 7
     num_generated: int = 300
     num_verified: int = 100
     num_running: int = 0
+    most_at_once: int = 0
+    num_gaps: int = 0
+    gaps_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def metrics(self) -> str:
@@ -51,6 +56,8 @@ class Sglang:
             'sglang:generation_tokens_total{model_name="m",is_streaming="false"} 40',
             f'sglang:spec_verify_calls_total{{model_name="m"}} {self.num_verified}',
             f'sglang:num_requests_total{{model_name="m"}} {self.num_finished}',
+            f'sglang:inter_token_latency_seconds_count{{model_name="m"}} {self.num_gaps}',
+            f'sglang:inter_token_latency_seconds_sum{{model_name="m"}} {self.gaps_s}',
             f"sglang:num_running_reqs{own} {self.num_running}",
             f"sglang:num_running_reqs{twin} {self.num_running}",
             f"sglang:num_queue_reqs{own} 0.0",
@@ -60,9 +67,12 @@ class Sglang:
             f"sglang:spec_num_draft_tokens{own} {self.rows}",
             'sglang:e2e_request_latency_seconds_bucket{le="0.1",model_name="m"} 3.0',
         ]
+        lines = [line for line in lines if self.drafts or "spec_" not in line]
         return "# HELP sglang:num_running_reqs The number of running requests.\n" + "\n".join(lines) + "\n"
 
     def settings(self) -> dict[str, Any]:
+        if not self.drafts:
+            return {"version": "0.5.21", "speculative_algorithm": None}
         return {
             "version": "0.5.21",
             "api_key": "never shown",
@@ -79,9 +89,12 @@ class Sglang:
         for size in (1, *(kept + 1 for kept in self.kept)):
             words = [f" w{number + i}" for i in range(size)]
             number += size
+            if number > 1:  # a gap a token, as SGLang counts them
+                with self.lock:
+                    self.num_gaps, self.gaps_s = self.num_gaps + size, self.gaps_s + self.pass_s
             yield _message({"content": "".join(words)}, logprobs={"content": [_token(word) for word in words]})
         yield _message({}, finish_reason="stop", matched_stop=2)
-        if self.tells_request and body.get("return_spec_tokens_details"):
+        if self.drafts and self.tells_request and body.get("return_spec_tokens_details"):
             histogram = [self.kept.count(k) for k in range(max(self.kept) + 1)]
             details = {
                 "spec_accept_rate": 0.5,
@@ -147,10 +160,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
+        with self.fake.lock:
+            self.fake.num_running += 1
+            self.fake.most_at_once = max(self.fake.most_at_once, self.fake.num_running)
         for message in self.fake.messages(body):
             time.sleep(self.fake.step_s)
             self.wfile.write(f"data: {json.dumps(message)}\n\n".encode())
             self.wfile.flush()
+        with self.fake.lock:
+            self.fake.num_running -= 1
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _send(self, status: int, text: str) -> None:

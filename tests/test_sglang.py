@@ -9,9 +9,11 @@ import pytest
 from fake_sglang import Sglang, sglang
 
 from specviz import RunConfig, fold
+from specviz.cli import main
 from specviz.errors import RemoteError
 from specviz.metrics import Counters
 from specviz.remote import RemoteEngine, read_addresses
+from specviz.remote.advice import advise, loads_of, places_of
 from specviz.remote.counters import read_counters
 from specviz.remote.engine import Patience
 from specviz.remote.history import History, Sample
@@ -148,6 +150,25 @@ def test_its_metrics_over_time() -> None:
     assert after.tokens_per_s == pytest.approx(15 / 2)
 
 
+def test_what_would_pay_from_its_metrics() -> None:
+    """A pass takes 24 ms with three drafts and 20 ms without, so a drafted token costs (24 / 20 - 1) / 3."""
+    found = []
+    for fake in (Sglang(num_running=1, pass_s=0.024), Sglang([0] * 14, num_running=1, drafts=False)):
+        history = History()
+        for i in range(40):
+            history = history.add(Sample(2.0 * i, read_counters(fake.metrics(), "m")))
+            list(fake.messages({}))
+        found.append(history)
+    loads, plain = (loads_of(history) for history in found)
+    assert (loads[1].step_s, loads[1].drafted_share) == (pytest.approx(0.024), 1.0)
+    assert (plain[1].step_s, plain[1].drafted_share) == (pytest.approx(0.020), 0.0)
+    by_place = places_of(found[0].last(float("inf")))
+    assert 1 + sum(by_place) == pytest.approx(1 + 9 / 5)
+    advice = advise(by_place, loads, plain)
+    assert advice.costs[1] == pytest.approx(0.2 / 3)
+    assert advice.best[1] == 3
+
+
 def test_metrics_that_are_switched_off_are_told_with_the_flag() -> None:
     with sglang(tells_metrics=False) as fake, pytest.raises(RemoteError, match="--enable-metrics"):
         engine(fake).server.counters()
@@ -157,3 +178,70 @@ def test_one_that_does_not_speculate_says_so() -> None:
     text = 'sglang:num_requests_total{model_name="m"} 3\nsglang:generation_tokens_total{model_name="m"} 40\n'
     assert read_counters(text).speculates is False
     assert read_counters('sglang:num_running_reqs{model_name="m"} 0\n').speculates is None
+
+
+# --- many at once --------------------------------------------------------------------------------------------------
+
+
+def bench(*words: str) -> int:
+    return main(["bench", "--per-regime", "1", "--repeat", "1", "--max-new-tokens", "15", *words])
+
+
+def test_the_crossing_on_running_servers(capsys: Any, tmp_path: Any) -> None:
+    """Issue 17: plain against speculative at each number of requests, and the gamma that would pay."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"id": str(i), "prompt": f"p{i}"}) for i in range(2)))
+    with (
+        sglang(kept=[0] * 14, drafts=False, step_s=0.008) as plain,
+        sglang(kept=[3, 0, 1, 3, 2] * 2, step_s=0.01) as drafting,
+    ):
+        servers = ("--attach", plain.url, "--attach", drafting.url, "--prompts", str(prompts))
+        assert bench(*servers, "--concurrency", "4,1,1", "--per-regime", "2") == 0
+        assert (plain.most_at_once, drafting.most_at_once) == (4, 4)
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    rows = found["concurrency"]
+    assert [row["requests"] for row in rows] == [1, 1, 4, 4]
+    assert [row["num_answers"] for row in rows] == [8] * 4
+    alone, ours, crowd = rows[0], rows[1], rows[2]
+    assert alone["over_first"] == 1.0
+    assert ours["over_first"] == pytest.approx(ours["tokens_per_s"] / alone["tokens_per_s"])
+    assert ours["s_per_token"] < alone["s_per_token"]  # 29 tokens in ten steps of 10 ms, 15 in 14 of 8 ms
+    assert crowd["tokens_per_s"] > 2 * alone["tokens_per_s"]
+    assert alone["s_per_token"] > 0.008
+    assert (alone["acceptance_length"], ours["acceptance_length"]) == (None, pytest.approx(1 + 9 / 5))
+    (advice,) = found["advice"]
+    assert advice["name"] == drafting.url.removeprefix("http://")
+    assert [n for n, _ in advice["best"]] == [1, 4]
+    assert "times plain" in advice["answer"]
+    assert advice["line"].startswith("--speculative-algorithm EAGLE3 --speculative-num-steps 3")
+    assert "÷ first" in out
+
+
+def test_too_few_drafts_are_no_advice(capsys: Any) -> None:
+    with sglang() as fake:
+        assert bench("--attach", fake.url, "--concurrency", "1") == 0
+    (advice,) = json.loads(capsys.readouterr().out.splitlines()[-1])["advice"]
+    assert "too few" in advice["answer"]
+    assert (advice["line"], advice["best"]) == ("", [])
+
+
+def test_what_is_no_concurrency_is_refused(capsys: Any) -> None:
+    assert bench("--concurrency", "2") == 2
+    assert "--attach" in capsys.readouterr().err
+    for wrong in ("two", "0", "1,-2", "1000", ","):
+        with sglang() as fake:
+            assert bench("--attach", fake.url, "--concurrency", wrong) == 2
+            assert fake.requests == []
+    assert "concurrency" in capsys.readouterr().err
+
+
+def test_a_server_that_breaks_off_ends_the_measurement(capsys: Any) -> None:
+    class Broken(Sglang):
+        def messages(self, body: dict[str, Any]) -> Any:
+            yield from list(super().messages(body))[: 30 if len(self.requests) < 4 else 3]
+
+    with sglang() as fake:
+        fake.__class__ = Broken
+        assert bench("--attach", fake.url, "--concurrency", "4") == 2
+    assert "before it was done" in capsys.readouterr().err

@@ -113,8 +113,9 @@ function tableOf(title, heads, rows, isMarked = () => false) {
     return cell;
   });
   const head = el('tr', '', ...heads.map((text) => { const cell = el('th', '', text); cell.scope = 'col'; return cell; }));
-  const table = el('table', '', el('caption', '', title), el('thead', '', head), el('tbody', '', ...rows.map((row, i) => el('tr', '', ...cells(row, i)))));
-  const around = el('div', 'wide', table);
+  const table = el('table', '', el('thead', '', head), el('tbody', '', ...rows.map((row, i) => el('tr', '', ...cells(row, i)))));
+  table.setAttribute('aria-label', title);
+  const around = el('div', 'wide', el('p', 'over', title), table);
   around.tabIndex = 0; // what is wider than a phone is scrolled by keys too
   around.setAttribute('role', 'region');
   around.setAttribute('aria-label', title);
@@ -201,9 +202,10 @@ function timeLines({ name, ago_s: ago, series }, chart, frame) {
   return node;
 }
 
-function positionBars({ name, positions }, frame) {
+function positionBars({ name, positions, tells_places: isTold }, frame) {
+  const empty = isTold === false ? 'Not counted by this engine' : 'Nothing drafted yet';
   const told = positions.map((share, i) => `${i + 1}: ${percent(share)}`).join(', ');
-  const node = picture(frame.width, frame.height, `Acceptance by place in the draft of ${name}: ${told || 'nothing drafted yet'}`);
+  const node = picture(frame.width, frame.height, `Acceptance by place in the draft of ${name}: ${told || empty.toLowerCase()}`);
   const { y } = scales(frame, 2, 1);
   drawGrid(node, frame, y, [0, 0.5, 1]);
   const column = Math.min(80, (frame.width - frame.left - frame.right) / Math.max(1, positions.length));
@@ -216,7 +218,7 @@ function positionBars({ name, positions }, frame) {
       svg('text', { class: 'mid ink', x: middle, y: y(share) - 4 }, percent(share)),
     );
   });
-  if (!positions.some((share) => share != null)) node.append(svg('text', { class: 't13', x: frame.left + 12, y: y(0.5) - 6 }, 'Nothing drafted yet'));
+  if (!positions.some((share) => share != null)) node.append(svg('text', { class: 't13', x: frame.left + 12, y: y(0.5) - 6 }, empty));
   return node;
 }
 

@@ -10,6 +10,7 @@ import json
 import statistics
 from typing import Any
 
+from specviz.bench.concurrency import bench_concurrency, print_concurrency, read_concurrency
 from specviz.bench.contest import specviz_method
 from specviz.bench.prompts import read_entries
 from specviz.bench.report import write_rates
@@ -34,6 +35,8 @@ def bench_attached(options: argparse.Namespace, line: Line) -> int:
     per_regime = check_int("per-regime", options.per_regime, 1, 1000)
     engines = [RemoteEngine(address) for address in read_addresses(options.attach)]
     entries = read_entries(options.prompts, per_regime, None)
+    if options.concurrency:
+        return _crowded(options, engines, entries, repeat, line)
     config = RunConfig(method=METHOD)
     contestants = [specviz_method(engine, config, engine.name) for engine in engines]
     scores = contest(contestants, entries, limit=options.max_new_tokens, repeat=repeat, progress=line)
@@ -48,6 +51,19 @@ def bench_attached(options: argparse.Namespace, line: Line) -> int:
     if options.csv:
         write_rates(options.csv, scores)
     print(json.dumps({"attached": [engine.name for engine in engines], "rows": rows}))
+    return 0
+
+
+def _crowded(
+    options: argparse.Namespace, engines: list[RemoteEngine], entries: list[Entry], repeat: int, line: Line
+) -> int:
+    levels, limit = read_concurrency(options.concurrency), options.max_new_tokens
+    rows, advice = bench_concurrency(engines, entries, levels, limit=limit, repeat=repeat, line=line)
+    line.close()
+    if not options.json:
+        print(f"{rows[0]['num_answers'] // repeat} requests × {limit} tokens × {repeat} runs, greedy.\n")
+        print_concurrency(rows, advice)
+    print(json.dumps({"attached": [engine.name for engine in engines], "concurrency": rows, "advice": advice}))
     return 0
 
 

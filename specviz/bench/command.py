@@ -11,6 +11,7 @@ from typing import Any
 
 from specviz.bench.prompts import PROMPTS, names_in, read_entries
 from specviz.config import DEFAULT_GAMMA
+from specviz.errors import ConfigError
 from specviz.progress import Line
 
 __all__ = ["add_bench_command"]
@@ -41,6 +42,8 @@ def add_bench_command(commands: Any, progress: Callable[[], Line]) -> None:
     )
     attach = "measure this server instead; again for more, each compared with the first"
     parser.add_argument("--attach", action="append", default=[], metavar="URL", help=attach)
+    crowd = "with --attach: the same prompts with so many at once, like 1,2,4,8, and which draft length would pay"
+    parser.add_argument("--concurrency", default="", metavar="NUMBERS", help=crowd)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every single rate")
     parser.add_argument("--json", action="store_true", help="only the JSON line")
     parser.set_defaults(command=lambda options: _bench(options, progress()))
@@ -51,6 +54,8 @@ def _bench(options: argparse.Namespace, line: Line) -> int:
         from specviz.bench.attach import bench_attached
 
         return bench_attached(options, line)
+    if options.concurrency:
+        raise ConfigError("--concurrency is for servers: give them with --attach.")
     from specviz.bench.contest import peer, specviz_method
     from specviz.bench.machine import measure_passes
     from specviz.bench.overheads import measure_overheads

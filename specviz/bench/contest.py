@@ -12,6 +12,7 @@ import torch
 from specviz.config import RunConfig
 from specviz.errors import ConfigError
 from specviz.events import Event, PrefillDone, RunFinished, StepDone
+from specviz.generate.peers import assistant_of
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Counters
 from specviz.remote import RemoteEngine
@@ -127,12 +128,7 @@ def peer(name: str, engine: SpeculativeGenerator, gamma: int) -> Contestant:
 
 def _assistant(engine: SpeculativeGenerator, gamma: int) -> dict[str, Any]:
     """The pair's default draft as transformers' assistant, drafting as many tokens as ours does."""
-    model, _ = engine.loaded.draft_model("auto", copy=engine.loaded.pair.draft is None)
-    engine.loaded.refuse_other_tokens("The contest with transformers' assistant")
-    model.generation_config.num_assistant_tokens = gamma
-    model.generation_config.num_assistant_tokens_schedule = "constant"
-    model.generation_config.assistant_confidence_threshold = 0.0
-    return {"assistant_model": model}
+    return {"assistant_model": assistant_of(engine.loaded, gamma)[0]}
 
 
 def _early_exit(engine: SpeculativeGenerator, gamma: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TITLES"]
+__all__ = ["PEERS", "TITLES"]
 
 TITLES = {
     "transformers": "transformers: plain decoding",
@@ -12,3 +12,6 @@ TITLES = {
     "transformers-universal": "transformers: universal assisted generation",
 }
 """By the method of a watched run."""
+
+PEERS = {"transformers-assisted": "draft-model", "transformers-lookup": "prompt-lookup"}
+"""Those that can be raced, and the method of specviz that drafts with the same: they take that one's settings."""

@@ -1,4 +1,4 @@
-"""Serving engines elsewhere, as a source of the same events: vLLM, llama.cpp, and what speaks their protocol."""
+"""Serving engines elsewhere, as a source of the same events: vLLM, SGLang, llama.cpp and their like."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ of the same model that does not speculate. Beyond the places that it drafts toda
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from specviz.remote.history import History, Stretch
 from specviz.remote.server import Identity
 from specviz.theory import expected_tokens
 
-__all__ = ["Advice", "Choice", "Load", "advise", "loads_of", "places_of", "settings_line"]
+__all__ = ["MIN_DRAFTS", "Advice", "Choice", "Load", "advise", "loads_of", "places_of", "settings_line"]
 
 MIN_GAPS = 100
 """Fewer times than this are no measurement."""
@@ -118,18 +118,16 @@ def _gain(choices: Sequence[Choice], gamma: int, requests: int) -> float:
 def loads_of(history: History) -> dict[int, Load]:
     """Times by load, from stretches in which as many requests ran at both ends: rounded down to a power of two."""
     sums: dict[int, list[float]] = {}
-    for before, after in zip(history.samples, history.samples[1:], strict=False):
-        counted = after.counters.since(before.counters)
-        running = before.counters.num_running, after.counters.num_running
-        if counted is None or not counted.num_gaps or counted.gaps_s is None or not all(running):
+    for before, after in itertools.pairwise(sample.counters for sample in history.samples):
+        most, least = max(running := (before.num_running or 0, after.num_running or 0)), min(running)
+        if not least or before.num_gaps is None or after.num_gaps is None or after.num_gaps == before.num_gaps:
             continue
-        load = 1 << int(math.log2(min(number for number in running if number)))
-        if max(number for number in running if number) >= 2 * load:
+        load = 1 << (least.bit_length() - 1)
+        if most >= 2 * load:
             continue
         found = sums.setdefault(load, [0.0] * 4)
-        drafts, accepted = counted.num_drafts or 0, counted.num_accepted or 0
-        for place, value in enumerate((counted.gaps_s, float(counted.num_gaps), float(drafts), float(accepted))):
-            found[place] += value
+        for place, name in enumerate(("gaps_s", "num_gaps", "num_drafts", "num_accepted")):
+            found[place] += (getattr(after, name) or 0) - (getattr(before, name) or 0)
     is_by_token = bool(history.samples) and history.samples[-1].counters.source == "sglang"
     out = {}
     for load, (seconds, gaps, drafted, kept) in sorted(sums.items()):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from specviz.remote.alarms import COLLAPSED_TO, MIN_DRAFTS, RECENT_S
 from specviz.remote.counters import ServerCounters
 from specviz.remote.history import History, Sample
 
-__all__ = ["outliers", "summed"]
+__all__ = ["outliers", "summed", "total_of"]
 
 _MOST_TICKS = 240
 _STALE_S = 10.0
@@ -39,7 +40,8 @@ def summed(histories: Sequence[History]) -> History:
             delta = sample.counters.since(history.samples[0].counters)
             if delta is not None:
                 parts.append((delta, tick - sample.at_s < _STALE_S))
-        found.append(Sample(tick, _sum(parts)))
+        current = [part if is_fresh else replace(part, num_running=None, num_waiting=None) for part, is_fresh in parts]
+        found.append(Sample(tick, total_of(current)))
     return History(tuple(found))
 
 
@@ -65,30 +67,24 @@ def outliers(histories: Mapping[str, History]) -> list[str]:
     return said
 
 
-def _sum(parts: Sequence[tuple[ServerCounters, bool]]) -> ServerCounters:
-    """parts: (counts, whether its requests are those of this moment)."""
+def total_of(parts: Sequence[ServerCounters]) -> ServerCounters:
+    """What several counted together; settings are those of the first."""
     if not parts:
         return ServerCounters()
-    counts = {name: _total(getattr(part, name) for part, _ in parts) for name in _COUNTS}
-    requests = {name: _total(getattr(part, name) for part, is_fresh in parts if is_fresh) for name in _REQUESTS}
-    places = max(len(part.accepted_at) for part, _ in parts)
-    lengths = [part.accept_length for part, is_fresh in parts if is_fresh and part.accept_length and part.num_running]
-    newest = parts[0][0]
-    return ServerCounters(
-        **counts,
-        **requests,
+    sums = {name: _total([getattr(part, name) for part in parts]) for name in (*_COUNTS, *_REQUESTS)}
+    places = max(len(part.accepted_at) for part in parts)
+    lengths = [part.accept_length for part in parts if part.accept_length and part.num_running]
+    return replace(
+        parts[0],
+        **sums,  # type: ignore[arg-type]
         accepted_at=tuple(
-            sum(part.accepted_at[place] for part, _ in parts if place < len(part.accepted_at))
-            for place in range(places)
+            sum(part.accepted_at[place] for part in parts if place < len(part.accepted_at)) for place in range(places)
         ),
-        gaps_s=sum(part.gaps_s or 0.0 for part, _ in parts),
+        gaps_s=sum(part.gaps_s or 0.0 for part in parts),
         accept_length=sum(lengths) / len(lengths) if lengths else None,
-        draft_depth=newest.draft_depth,
-        num_drafted_each=newest.num_drafted_each,
-        source=newest.source,
     )
 
 
-def _total(values: object) -> int | None:
-    told = [value for value in values if value is not None]  # type: ignore[attr-defined]
+def _total(values: Sequence[int | None]) -> int | None:
+    told = [value for value in values if value is not None]
     return sum(told) if told else None

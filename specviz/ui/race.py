@@ -9,6 +9,7 @@ import gradio as gr
 
 from specviz.drafters.registry import METHODS
 from specviz.errors import SpecvizError
+from specviz.generate.titles import PEERS, TITLES
 from specviz.models.catalog import ModelPair
 from specviz.ui.api import CONCURRENCY
 from specviz.ui.header import HeaderNews
@@ -154,10 +155,10 @@ class Race:
 
 
 def _choices(pair: ModelPair) -> list[tuple[str, str]]:
-    """(title, name) of what this pair can race against plain decoding."""
-    return [
-        (method.title, method.name) for method in METHODS.values() if method.name != "plain" and method.is_offered(pair)
-    ]
+    """(title, name) of what this pair can race against plain decoding: specviz's methods, then transformers' own."""
+    offered = {method.name: method.title for method in METHODS.values() if method.is_offered(pair)}
+    own = [(title, name) for name, title in offered.items() if name != "plain"]
+    return own + [(TITLES[peer], peer) for peer, like in PEERS.items() if like in offered]
 
 
 def _favourites(choices: Sequence[tuple[str, str]]) -> list[str]:

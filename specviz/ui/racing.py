@@ -29,6 +29,7 @@ from specviz.baseline import explain_difference
 from specviz.config import RunConfig
 from specviz.errors import ConfigError
 from specviz.events import Event, RunStarted, StepDone
+from specviz.generate.titles import PEERS
 from specviz.metrics import Baseline, Counters, fold
 from specviz.ui.attached import Session
 from specviz.ui.host import EngineHost
@@ -90,7 +91,7 @@ class RaceSettings:
 def _config_of(name: str, values: Mapping[str, Any], pairs: Sequence[str]) -> RunConfig | str:
     """A method's own settings may be wrong while the others' are not: then its lane says so."""
     try:
-        return WatchSettings.read(dict(values) | {"method": name}, pairs).config
+        return WatchSettings.read(dict(values) | {"method": PEERS.get(name, name)}, pairs).config
     except ConfigError as error:
         return sentence_for(error)
 
@@ -199,7 +200,7 @@ class _Race:
             return Lane(name, problem=config)
         config = replace(config, sampling=replace(config.sampling, seed=self.seed))
         try:
-            run = yield from self._measure(number, config, self.engine.stream)
+            run = yield from self._measure(number, config, self._stream_of(name))
             lane = _lane(name, run)
             if lane.is_whole and self.encoder.lanes[0].is_whole:
                 base = yield from self._compare(number, config, run)
@@ -207,6 +208,13 @@ class _Race:
             return lane
         except Exception as error:
             return Lane(name, problem=sentence_for(error))
+
+    def _stream_of(self, name: str) -> Callable[[str, RunConfig], Iterator[Event]]:
+        if name not in PEERS:
+            return self.engine.stream
+        from specviz.generate.peers import stream_peer  # brings transformers along, which loading a pair did by now
+
+        return partial(stream_peer, self.engine, name)
 
     def _measure(
         self, number: int, config: RunConfig, stream: Callable[[str, RunConfig], Iterator[Event]]

@@ -6,7 +6,7 @@ The value of its one `gr.HTML` is JSON, and JavaScript draws it; every number is
                   "hints": [sentence],
                   "figures": {"acceptance_rate", "acceptance_length", "drafts_per_s", "tokens_per_s",
                               "num_running", "num_waiting", "num_accepted", "num_drafted", "num_drafts"},
-                  "positions": [share], "ago_s": [...], "series": {name: [...]},
+                  "positions": [share], "tells_places": whether it counts them, "ago_s": [...], "series": {name: [...]},
                   "replicas": [{"name", "state", "figures"}], "advice": see `specviz.ui.advised`}]}
 
 hints: what would make the server tell more, once a request from here has shown that it could.
@@ -142,6 +142,7 @@ def _drawn(history: History) -> dict[str, Any]:
     return {
         "figures": _figures(history),
         "positions": kept.by_position() if kept else [],
+        "tells_places": not history.samples or history.samples[-1].counters.source != "sglang",
         "ago_s": [round(ago_s, 1) for ago_s, _ in stretches],
         "series": {name: [_short(getattr(stretch, name)) for _, stretch in stretches] for name in _RATES}
         | {name: [getattr(stretch.counted, name) for _, stretch in stretches] for name in _REQUESTS},
