@@ -87,23 +87,27 @@ class CascadeDrafter:
 
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
         """The note is the speaker's, with its name under "from". Of those asked before it stand under "passed": name,
-        tokens that it promised (0: nothing to offer), tokens that it would have had to promise."""
+        tokens that it promised (0: nothing to offer), tokens that it would have had to promise; under "joined" who took
+        part in the speaker's tree."""
         passed: list[list[str | float]] = []
         *first, last = self._drafters
-        best = Proposal.empty()
+        joined: list[str] = []
+        others = Proposal.empty()
         for drafter in first:
             proposal = drafter.propose(context, max_tokens, rng)
             promised, needed = _promised(drafter, proposal), self._needed(proposal)
             if len(proposal) and promised >= needed:
                 return self._spoken(drafter, self._cut(proposal), passed)
-            passed.append([drafter.name, round(promised, 2), round(needed, 2)])
-            best = best if len(best) else proposal
-        if isinstance(last, Joins) and last.joins and len(best):
-            proposal = last.propose_with(context, max_tokens, rng, best)
+            if needed < math.inf:
+                passed.append([drafter.name, round(promised, 2), round(needed, 2)])
+            elif not joined:
+                joined, others = [drafter.name], proposal
+        if isinstance(last, Joins) and joined:
+            proposal = last.propose_with(context, max_tokens, rng, others)
         else:
             proposal = last.propose(context, max_tokens, rng)
         if len(proposal):
-            return self._spoken(last, proposal, passed)
+            return self._spoken(last, proposal, passed, joined)
         passed.append([last.name, 0, 0])
         data = {"from": None, "passed": passed}
         return Proposal.empty(DraftNote("cascade", "no drafter had anything to offer", data))
@@ -120,7 +124,8 @@ class CascadeDrafter:
             drafter.observe(outcome)
 
     def _needed(self, proposal: Proposal) -> float:
-        """Expected tokens from which a proposal is taken as it is, without asking the model.
+        """Expected tokens from which a proposal is taken as it is, without asking the model; infinite where the model
+        is to grow its candidates in the same tree.
 
         Alone, the model has to keep more than the proposal promises and its own time would bring otherwise. Where both
         grow in one tree, it has to add more than that, and it adds where the other's first guess fails.
@@ -144,11 +149,14 @@ class CascadeDrafter:
         order = growth.likeliest()
         return proposal.keep(sorted(order[: self._budget.best_size([growth.odds(node) for node in order])]))
 
-    def _spoken(self, drafter: Drafter, proposal: Proposal, passed: list[list[str | float]]) -> Proposal:
+    def _spoken(
+        self, drafter: Drafter, proposal: Proposal, passed: list[list[str | float]], joined: Sequence[str] = ()
+    ) -> Proposal:
         self._spoke = drafter.name
         note = proposal.note
         text = f"{drafter.name}: {note.text}" if note.text else drafter.name
-        return replace(proposal, note=DraftNote(note.kind, text, {**note.data, "from": drafter.name, "passed": passed}))
+        data = {**note.data, "from": drafter.name, "passed": passed} | ({"joined": list(joined)} if joined else {})
+        return replace(proposal, note=DraftNote(note.kind, text, data))
 
     def close(self) -> None:
         with ExitStack() as closing:  # all of them, also where one fails
