@@ -47,10 +47,10 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import load_catalog
     from specviz.models.machine import keep_few_arenas
     from specviz.remote import RemoteEngine, read_addresses
-    from specviz.ui.attached import AttachedServer
-    from specviz.ui.host import EngineHost
+    from specviz.ui.access.attached import AttachedServer
+    from specviz.ui.access.host import EngineHost
+    from specviz.ui.access.space import on_zero_gpu, settle_in
     from specviz.ui.page import build_page, launch
-    from specviz.ui.space import on_zero_gpu, settle_in
 
     keep_few_arenas()
     settle_in()
@@ -58,7 +58,7 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     options.load = options.load and not servers  # whoever watches a server need not have room for a model
     kind, default = EngineHost, ""
     if on_zero_gpu():
-        from specviz.ui.zerogpu import DEFAULT_PAIR, ZeroGpuHost
+        from specviz.ui.access.zerogpu import DEFAULT_PAIR, ZeroGpuHost
 
         kind, default = ZeroGpuHost, DEFAULT_PAIR
     first = chosen_pair(options, default, options.draft_quant)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specviz.generate.watch import watch
     from specviz.generator import SpeculativeGenerator
     from specviz.models.loader import load_pair
-    from specviz.ui.notebook import compare, show
+    from specviz.ui.saved.notebook import compare, show
 
 __version__ = "0.1.0"
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
         return load_pair
     if name in ("compare", "show"):
-        from specviz.ui import notebook
+        from specviz.ui.saved import notebook
 
         return getattr(notebook, name)
     if name == "watch":

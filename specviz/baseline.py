@@ -9,7 +9,10 @@ from specviz.events import Event, RunStarted
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import Baseline
 
-__all__ = ["explain_difference"]
+__all__ = ["WHOLE", "explain_difference"]
+
+WHOLE = ("eos", "stop", "length", "context")
+"""Endings after which plain decoding is measured without being asked again."""
 
 
 def explain_difference(

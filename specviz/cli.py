@@ -36,7 +36,7 @@ from specviz.models.chat import clean_text
 from specviz.models.choice import add_pair_flags, chosen_pair
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
-from specviz.ui.saved_command import add_page_command
+from specviz.ui.saved.command import add_page_command
 from specviz.words import verdict
 
 __all__ = ["main"]

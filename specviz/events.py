@@ -214,6 +214,8 @@ class StepDone:
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
     with_prompt: the step's pass read the prompt as well, so its seconds are in `prefill_s` and it has none of its own.
+    company: runs that shared the target's pass, this one included. Beside others verify_s counts until the pass was
+        done for all of them, waiting for their drafts included: a pace, and no measure of the method.
     """
 
     index: int
@@ -231,6 +233,7 @@ class StepDone:
     note: DraftNote | None = None
     num_padding: int = 0
     with_prompt: bool = False
+    company: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from fakes import loaded_pair, tiny_llama
 
 from specviz.errors import ModelLoadError
 from specviz.models.decoder import decoder_for
-from specviz.ui.host import EngineHost, Notice
+from specviz.ui.access.host import EngineHost, Notice
 from specviz.ui.page import build_page, launch
 from specviz.ui.settings import WatchSettings
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specviz.remote.advice import Load, advise, loads_of, places_of, settings_line
 from specviz.remote.advice_words import answer, sums
-from specviz.remote.counters import ServerCounters
+from specviz.remote.counters import ServerCounters, read_counters
 from specviz.remote.history import History, Sample
 from specviz.remote.replicas import outliers, summed
 from specviz.remote.server import Drafting, Identity
@@ -125,6 +125,18 @@ def test_times_are_told_apart_by_load(source: str) -> None:
     assert found[2].num_steps == 160
     assert found[2].step_s == pytest.approx(0.03)
     assert set(found) == {1, 2}
+
+
+def test_engines_behind_one_address_batch_apart() -> None:
+    text = "".join(
+        f'vllm:{name}{{engine="{engine}",model_name="m"}} {value}\n'
+        for engine in (0, 1)
+        for name, value in (("num_requests_running", 4), ("inter_token_latency_seconds_count", 500))
+    )
+    counters = replace(read_counters(text), gaps_s=1.0)
+    assert (counters.num_engines, counters.num_running, counters.num_gaps) == (2, 8, 1000)
+    later = replace(counters, num_gaps=1200, gaps_s=5.0)
+    assert loads_of(History((Sample(0.0, counters), Sample(2.0, later)))) == {4: Load(4, pytest.approx(0.02), 200)}
 
 
 def test_a_model_stands_in_for_places_that_are_not_counted() -> None:

@@ -23,15 +23,16 @@ from specviz.errors import BusyError, ConfigError, ModelLoadError
 from specviz.events import RunFinished, StepDone, event_from_json, event_to_json
 from specviz.metrics import Baseline
 from specviz.trace import parse_trace
+from specviz.ui.access.host import MAX_WAITING, EngineHost, Notice
+from specviz.ui.access.visits import Visit
+from specviz.ui.access.waiting import wait_for_engine
 from specviz.ui.charts import summarize
-from specviz.ui.host import MAX_WAITING, EngineHost, Notice
-from specviz.ui.live import measure_plain, new_encoder, run_live, wait_for_engine
 from specviz.ui.presets import load_regimes
 from specviz.ui.problems import sentence_for
-from specviz.ui.recorded import opening_run
 from specviz.ui.settings import DEFAULTS, MAX_PROMPT_CHARS, read_link
-from specviz.ui.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
-from specviz.ui.visits import Visit
+from specviz.ui.watch.live import measure_plain, new_encoder, run_live
+from specviz.ui.wire.recorded import opening_run
+from specviz.ui.wire.stream import UPDATES_PER_S, DeltaEncoder, coalesce, stoppable
 
 SECRET = "<b>boom</b> /home/somebody/.cache hf_secrettoken"
 
@@ -110,7 +111,7 @@ def test_a_link_restores_what_holds_and_names_what_does_not() -> None:
 
 def test_presets_are_six_regimes_that_fit_the_page() -> None:
     regimes = load_regimes()
-    assert [regime.name for regime in regimes] == ["copying", "code", "facts", "story", "translation", "dialogue"]
+    assert [regime.name for regime in regimes] == ["facts", "copying", "code", "story", "translation", "dialogue"]
     assert all(regime.prompts and len(text) < MAX_PROMPT_CHARS for regime in regimes for text in regime.prompts)
 
 
@@ -735,7 +736,7 @@ def test_a_link_restores_settings_and_ignores_what_is_bad(site: Any) -> None:
 def test_presets_fill_the_prompt_and_the_keyboard_reaches_run(site: Any) -> None:
     with opened(site[0], reduced_motion="reduce") as page:
         shows = "text => document.querySelector('#prompt textarea').value === text"
-        page.click("#presets label:has-text('Facts')")
+        page.click("#presets label:has-text('Code')")
         page.wait_for_function(shows, arg=load_regimes()[2].prompts[0])
         page.focus("#prompt textarea")
         for key in ("Tab", "Tab", "Space"):  # to Gradio every option is a field of its own

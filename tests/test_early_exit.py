@@ -20,13 +20,14 @@ from fakes import config, found_exact, generator, loaded_pair, tiny_gpt2
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import specviz.generator
 import specviz.models.decoder
+import specviz.run
 from specviz.config import SamplingParams
 from specviz.drafters import registry
 from specviz.drafters.base import DraftContext
 from specviz.drafters.early_exit import EarlyExitDrafter, read_exit_layer
 from specviz.errors import ConfigError
+from specviz.models.attention import Attention
 from specviz.models.cache import InPlaceCache
 from specviz.models.decoder import LeanDecoder
 from specviz.models.session import Session
@@ -92,7 +93,7 @@ def sessions(monkeypatch) -> list[Session]:
             super().__init__(*args, **more)
             made.append(self)
 
-    monkeypatch.setattr(specviz.generator, "Session", Watched)
+    monkeypatch.setattr(specviz.run, "Session", Watched)
     return made
 
 
@@ -196,13 +197,13 @@ def test_the_cache_after_each_step_is_that_of_a_fresh_run(make, exit_layer, exac
 def test_the_first_layers_are_run_once_for_every_token(monkeypatch):
     """Drafting n tokens runs E layers n times on one row; checking runs E layers on the last one, the others on all."""
     passes: list[tuple[int, int, int]] = []
-    run_layers = LeanDecoder.run_layers
+    run = LeanDecoder.run
 
-    def spy(self: LeanDecoder, x: Tensor, positions: Tensor, seen: Tensor, held: InPlaceCache, *span: int) -> Tensor:
-        passes.append((x.shape[0], *span))
-        return run_layers(self, x, positions, seen, held, *span)
+    def spy(self: LeanDecoder, x: Tensor, positions: Tensor, attention: Attention, *span: int) -> Tensor:
+        passes.append((len(positions), *span))
+        return run(self, x, positions, attention, *span)
 
-    monkeypatch.setattr(LeanDecoder, "run_layers", spy)
+    monkeypatch.setattr(LeanDecoder, "run", spy)
     events = play(generator(llama(), eos=()), PROMPT, early(2, gamma=3, max_new_tokens=9))
     assert passes[0] == (len(PROMPT) - 1, 0, LAYERS)
     place = 1

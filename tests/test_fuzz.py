@@ -26,7 +26,7 @@ from specviz.sampling import uniform_generator
 from specviz.trace import dump_trace, parse_trace, steps_frame, tokens_frame
 from specviz.ui.charts import summarize
 from specviz.ui.settings import DEFAULTS, WatchSettings, read_link
-from specviz.ui.stream import recorded_delta
+from specviz.ui.wire.stream import recorded_delta
 from specviz.verify import verify_greedy, verify_likely, verify_sampling
 
 PAIRS = ("tiny", "other")

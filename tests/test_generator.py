@@ -48,7 +48,7 @@ from fakes import (
 
 import specviz.drafters.model
 import specviz.errors
-import specviz.generator
+import specviz.run
 from specviz.config import RunConfig
 from specviz.drafters import registry
 from specviz.drafters.base import DraftContext, Drafter, Need
@@ -111,7 +111,7 @@ def live_caches(monkeypatch) -> Iterator[Callable[[], int]]:
     def num_alive() -> int:
         return sum(cache is not None and cache.num_bytes > 0 for cache in [ref() for ref in caches])
 
-    monkeypatch.setattr(specviz.generator, "Session", Watched)
+    monkeypatch.setattr(specviz.run, "Session", Watched)
     monkeypatch.setattr(specviz.drafters.model, "Session", Watched)
     monkeypatch.setattr(specviz.errors._log, "filters", [_without_traceback])
     yield num_alive
@@ -736,7 +736,7 @@ def test_case_116_every_setting_has_an_effect(changes, look, wanted):
 def test_timings_come_from_the_clock_and_add_up(monkeypatch):
     """A clock that advances one second a look: prefill 1, and draft 2, verification 1, the rest 3 looks per step."""
     ticks = itertools.count()
-    monkeypatch.setattr(specviz.generator.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(specviz.run.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     events = list(generator(TapeModel(TAPE, 1), eos=()).stream([40], config("plain", max_new_tokens=3)))
     monkeypatch.undo()

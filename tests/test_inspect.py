@@ -16,9 +16,9 @@ from test_view import handler, live
 
 from specviz.events import Event, StepDone, TopToken
 from specviz.metrics import Baseline, fold
-from specviz.ui.recorded import opening_run
-from specviz.ui.stream import DeltaEncoder, recorded_delta
 from specviz.ui.view import make_view
+from specviz.ui.wire.recorded import opening_run
+from specviz.ui.wire.stream import DeltaEncoder, recorded_delta
 
 browser = pytest.mark.browser
 
@@ -395,7 +395,7 @@ def test_watch_shows_the_moment_of_the_replay(chromium: ChromiumPage) -> None:
     assert page.inner_text("#view .replay") == "Play on"
     assert page.locator("#view .mapbox .veil").is_visible()
     page.get_by_role("button", name="Show all").click()
-    page.wait_for_function("document.querySelectorAll('#view .st').length === 13")
+    page.wait_for_function(f"document.querySelectorAll('#view .st').length === {len(opening.trace.events) - 3}")
     assert "faster" in page.inner_text("#view .headline")
     assert page.locator("#view .mapbox .veil").is_hidden()
 
@@ -475,6 +475,9 @@ def test_playing_moves_by_itself_and_stops_at_a_key(url: str) -> None:
     with open_page(url, viewport={"width": 1280, "height": 1000}) as chromium:
         wait_for_app(chromium)
         page = inspect(chromium, "opening")
+        opening = opening_run()
+        assert opening is not None
+        last = len(opening.trace.events) - 3
         page.get_by_role("button", name="slow motion").click()
         page.locator("#view .mapbox").focus()
         page.keyboard.press("Space")
@@ -487,7 +490,9 @@ def test_playing_moves_by_itself_and_stops_at_a_key(url: str) -> None:
         page.get_by_role("button", name="Play", exact=True).click()
         page.wait_for_function("/^Step [2-9] /.test(document.querySelector('#view .gist').textContent)")
         page.get_by_role("button", name="10×", exact=True).click()
-        page.wait_for_function("/^Step 13 /.test(document.querySelector('#view .gist').textContent)", timeout=15000)
+        page.wait_for_function(
+            f"/^Step {last} /.test(document.querySelector('#view .gist').textContent)", timeout=15000
+        )
         assert page.get_by_role("button", name="Play", exact=True).is_visible()
         assert chromium.errors == chromium.outside == []
 

@@ -18,7 +18,7 @@ from fakes import loaded_pair, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specviz import generator as generator_module
+from specviz import run as run_module
 from specviz import verify as verify_module
 from specviz.cli import main
 from specviz.config import RunConfig, SamplingParams
@@ -170,7 +170,7 @@ def test_a_rule_that_keeps_every_draft_is_caught(rule: str, monkeypatch: pytest.
     def keeps_all(*args: Any, detail: bool = False) -> Any:
         return verify_likely(*args, threshold=0.0)
 
-    monkeypatch.setattr(generator_module, "verify_sampling" if rule == "token" else "verify_block", keeps_all)
+    monkeypatch.setattr(run_module, "verify_sampling" if rule == "token" else "verify_block", keeps_all)
     finding = last_finding("sampling", alike_engine(), sampling_ask(verify=rule))
     assert finding.facts["p_value"] < 1e-6
     assert "This is not chance" in answer(finding)[0]
@@ -212,7 +212,7 @@ def test_a_greedy_run_that_equals_plain_says_so_with_the_self_test() -> None:
 def test_the_first_difference_is_named_with_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong verifier replaces the third token, so the texts part there and the gap is that of the target's logits."""
     engine = engine_of()
-    right = generator_module.verify_greedy
+    right = run_module.verify_greedy
 
     def wrong(proposal: Any, logits: Any, params: Any, history: Any, **more: Any) -> Any:
         verdict = right(proposal, logits, params, history, **more)
@@ -221,7 +221,7 @@ def test_the_first_difference_is_named_with_its_gap(monkeypatch: pytest.MonkeyPa
 
     plain = list(engine.stream("abc", replace(QUICK, method="plain", gamma=0)))
     prompt_len = len(plain[0].prompt_ids)
-    monkeypatch.setattr(generator_module, "verify_greedy", wrong)
+    monkeypatch.setattr(run_module, "verify_greedy", wrong)
     drafting = replace(QUICK, gamma=1, max_new_tokens=6)
     run = list(engine.stream("abc", drafting))[-1].token_ids
     monkeypatch.setattr(engine, "stream_plain", lambda prompt, config: iter(plain))

@@ -17,11 +17,11 @@ from specviz.errors import ConfigError
 from specviz.lab.experiments import EXPERIMENTS
 from specviz.lab.record import load_findings
 from specviz.lab.words import answer
-from specviz.ui.host import EngineHost
-from specviz.ui.lab import Lab
-from specviz.ui.lab_charts import NUM_FIGURES, figures
-from specviz.ui.lab_parts import facts_value
-from specviz.ui.lab_tables import heads, table
+from specviz.ui.access.host import EngineHost
+from specviz.ui.lab.charts import NUM_FIGURES, figures
+from specviz.ui.lab.parts import facts_value
+from specviz.ui.lab.tab import Lab
+from specviz.ui.lab.tables import heads, table
 from specviz.ui.settings import DEFAULTS
 
 DRAWN = "document.querySelectorAll('#lab .js-plotly-plot .main-svg').length >= %d"

@@ -23,8 +23,8 @@ from specviz.drafters.lookahead import LookaheadDrafter
 from specviz.drafters.registry import METHODS
 from specviz.events import DraftNote, Event, StepDone, event_to_json
 from specviz.proposal import Verdict
-from specviz.ui.stream import recorded_delta
 from specviz.ui.view import make_view
+from specviz.ui.wire.stream import recorded_delta
 
 RUNS: dict[str, Callable[[], list[Event]]] = {**STREAMS, **METHOD_STREAMS}
 NOTE_BYTES = 800

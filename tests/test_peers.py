@@ -22,9 +22,9 @@ from specviz.generate.titles import PEERS
 from specviz.generator import SpeculativeGenerator
 from specviz.metrics import fold
 from specviz.models.trunk import build_trunk
-from specviz.ui.lanes import to_csv
-from specviz.ui.racing import RaceEncoder, RaceSettings, run_race
-from specviz.ui.visits import Visit
+from specviz.ui.access.visits import Visit
+from specviz.ui.race.lanes import to_csv
+from specviz.ui.race.racing import RaceEncoder, RaceSettings, run_race
 
 PAIRS = ("tiny", "other")
 PROMPT = "abc abc abc"
@@ -153,7 +153,7 @@ def test_an_unknown_peer_is_refused() -> None:
 
 
 def test_the_tab_offers_transformers_where_the_pair_has_its_draft() -> None:
-    from specviz.ui.race import _choices
+    from specviz.ui.race.tab import _choices
 
     host = make_host()
     offered = {name for _, name in _choices(host.pairs["tiny"])}

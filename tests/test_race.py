@@ -23,12 +23,12 @@ from test_app import Loader, make_host, served, wait_until
 from specviz.errors import ConfigError
 from specviz.events import Event, RunStarted, StepDone
 from specviz.metrics import Baseline, fold
-from specviz.ui.lanes import Lane, lane_json, load_lanes, ranked, save_lanes, text_owner, to_csv
-from specviz.ui.race import RECORDED_RACE
-from specviz.ui.race_words import race_verdict
-from specviz.ui.racing import RaceEncoder, RaceSettings, recorded_race, run_race
+from specviz.ui.access.visits import Visit
+from specviz.ui.race.lanes import Lane, lane_json, load_lanes, ranked, save_lanes, text_owner, to_csv
+from specviz.ui.race.racing import RaceEncoder, RaceSettings, recorded_race, run_race
+from specviz.ui.race.tab import RECORDED_RACE
+from specviz.ui.race.words import race_verdict
 from specviz.ui.view import make_view
-from specviz.ui.visits import Visit
 
 PAIRS = ("tiny", "other")
 GREEDY: dict[str, Any] = {"verify": "greedy", "exactness": "exact", "settings": {"gamma": 4, "temperature": 0.0}}
@@ -148,8 +148,8 @@ def test_93_a_fault_within_one_lane_tells_nothing_of_itself(monkeypatch: pytest.
     def boom(*_: Any) -> Any:
         raise RuntimeError("boom /home/somebody hf_secrettoken")
 
-    monkeypatch.setattr("specviz.ui.racing.explain_difference", boom)
-    monkeypatch.setattr("specviz.ui.racing.Baseline.of", boom)
+    monkeypatch.setattr("specviz.ui.race.racing.explain_difference", boom)
+    monkeypatch.setattr("specviz.ui.race.racing.Baseline.of", boom)
     sent, _ = raced("prompt-lookup")
     lanes = [one for batch in of(sent, "lanes") for one in batch]
     assert "The log has the details" in lanes[1]["problem"]

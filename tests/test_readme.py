@@ -59,7 +59,7 @@ def test_walkthrough_of_a_drafter(monkeypatch: pytest.MonkeyPatch):
 
 def test_program_over_the_network(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("gradio")
-    from specviz.ui.host import EngineHost
+    from specviz.ui.access.host import EngineHost
     from specviz.ui.page import build_page, launch
 
     pair = loaded_pair(tiny_llama()).pair

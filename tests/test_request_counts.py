@@ -23,8 +23,8 @@ from specviz.remote import Address, RemoteEngine
 from specviz.remote.chunks import read_chunk
 from specviz.remote.engine import Patience
 from specviz.trace import dump_trace, parse_trace
-from specviz.ui.attached import AttachedServer
-from specviz.ui.stream import recorded_delta
+from specviz.ui.access.attached import AttachedServer
+from specviz.ui.wire.stream import recorded_delta
 
 CONFIG = RunConfig(max_new_tokens=96)
 

@@ -25,7 +25,7 @@ from specviz.events import Event, RunFinished, RunStarted
 from specviz.metrics import fold
 from specviz.models import loader
 from specviz.trace import Trace, dump_trace, load_trace
-from specviz.ui.saved import saved_page, trace_of
+from specviz.ui.saved.page import saved_page, trace_of
 
 TRACES = Path(__file__).resolve().parents[1] / "assets" / "traces"
 RACE = sorted((TRACES / "race").glob("*.jsonl"))

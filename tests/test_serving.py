@@ -20,13 +20,13 @@ from specviz.remote import RemoteEngine, read_addresses
 from specviz.remote.counters import ServerCounters
 from specviz.remote.history import History, Sample
 from specviz.remote.server import Identity
-from specviz.ui.attached import AttachedServer, Notice, Session
-from specviz.ui.host import EngineHost
-from specviz.ui.live import can_measure_later, new_encoder, run_live
+from specviz.ui.access.attached import AttachedServer, Notice, Session
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import Visit
 from specviz.ui.page import build_page, launch
-from specviz.ui.serving import groups_of, picture_of, replicas_of
+from specviz.ui.serving.tab import groups_of, picture_of, replicas_of
 from specviz.ui.settings import WatchSettings
-from specviz.ui.visits import Visit
+from specviz.ui.watch.live import can_measure_later, new_encoder, run_live
 
 NASTY = "<img src=x onerror=alert(1)>${1+1}"
 

@@ -19,7 +19,7 @@ from specviz.remote.engine import Patience
 from specviz.remote.history import History, Sample
 from specviz.remote.server import Drafting
 from specviz.trace import dump_trace, parse_trace
-from specviz.ui.stream import recorded_delta
+from specviz.ui.wire.stream import recorded_delta
 
 CONFIG = RunConfig(max_new_tokens=32)
 

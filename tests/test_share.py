@@ -28,12 +28,12 @@ from specviz.errors import TraceError
 from specviz.events import RunFinished
 from specviz.metrics import fold
 from specviz.trace import MAX_UPLOAD_BYTES, dump_trace, load_trace, parse_trace
+from specviz.ui.access.host import EngineHost
 from specviz.ui.charts import summarize
-from specviz.ui.host import EngineHost
 from specviz.ui.page import build_page, launch
-from specviz.ui.recorded import OPENING, load_gallery, open_upload, opening_run
 from specviz.ui.settings import DEFAULTS
-from specviz.ui.share import _uploaded, steps_csv
+from specviz.ui.watch.share import _uploaded, steps_csv
+from specviz.ui.wire.recorded import OPENING, load_gallery, open_upload, opening_run
 
 MAX_FILE = 400_000
 HOSTILE = "<img src=x onerror=alert(1)> ${1+1} \\u0041"

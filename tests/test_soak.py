@@ -19,8 +19,8 @@ from visitors import PageVisitor, Run
 
 from specviz.config import RunConfig
 from specviz.drafters.registry import METHODS
-from specviz.ui.live import new_encoder, run_live
-from specviz.ui.visits import Visit
+from specviz.ui.access.visits import Visit
+from specviz.ui.watch.live import new_encoder, run_live
 
 NUM_VISITORS, NUM_RUNS = 8, 2
 

@@ -28,14 +28,11 @@ from proxy import proxied
 from specviz.events import RunFinished, event_to_json
 from specviz.models.catalog import get_pair
 from specviz.models.fetch import HUB_FILES
-from specviz.ui import zerogpu
-from specviz.ui.host import EngineHost
-from specviz.ui.live import new_encoder, run_live
-from specviz.ui.page import build_page, launch
-from specviz.ui.settings import WatchSettings
-from specviz.ui.space import reach_loopback_directly, settle_in
-from specviz.ui.visits import Visit
-from specviz.ui.zerogpu import (
+from specviz.ui.access import zerogpu
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.space import reach_loopback_directly, settle_in
+from specviz.ui.access.visits import Visit
+from specviz.ui.access.zerogpu import (
     DEFAULT_PAIR,
     LEAST_S,
     MOST_S,
@@ -45,6 +42,9 @@ from specviz.ui.zerogpu import (
     in_plain_words,
     seconds_asked,
 )
+from specviz.ui.page import build_page, launch
+from specviz.ui.settings import WatchSettings
+from specviz.ui.watch.live import new_encoder, run_live
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FILE = 9_000_000

@@ -23,13 +23,13 @@ from hosts import PAIRS, Loader, deltas, make_host, served, settings, take, wait
 
 from specviz.errors import BusyError, ModelLoadError, sentence_for
 from specviz.trace import load_trace
-from specviz.ui import gate, host
-from specviz.ui.downloads import MAX_FOLLOWERS
-from specviz.ui.host import Notice
-from specviz.ui.live import new_encoder, run_live
+from specviz.ui.access import gate, host
+from specviz.ui.access.downloads import MAX_FOLLOWERS
+from specviz.ui.access.host import Notice
+from specviz.ui.access.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
 from specviz.ui.page import build_page, launch
-from specviz.ui.visits import ALREADY_RUNNING, MAX_RUNS, MAX_VISITS, LastRun, Visit, Visits
-from specviz.ui.watch import Watch
+from specviz.ui.watch.live import new_encoder, run_live
+from specviz.ui.watch.tab import Watch
 
 # --- the line ------------------------------------------------------------------------------------------------------
 

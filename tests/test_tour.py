@@ -10,12 +10,12 @@ import pytest
 from browser import open_page
 
 from specviz.errors import TraceError
-from specviz.ui.host import EngineHost
+from specviz.ui.access.host import EngineHost
 from specviz.ui.page import build_page, launch
-from specviz.ui.recorded import load_gallery, recall
-from specviz.ui.tour import tour_delta
-from specviz.ui.tour_run import TourRun, choose_refusal
-from specviz.ui.tour_stops import NEEDED, Stop, tour_stops
+from specviz.ui.tour.run import TourRun, choose_refusal
+from specviz.ui.tour.stops import NEEDED, Stop, tour_stops
+from specviz.ui.tour.tab import tour_delta
+from specviz.ui.wire.recorded import load_gallery, recall
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from streams import STREAMS, drafted, emitted, started, step, stream
 
 from specviz.events import DraftedToken, Event, PrefillDone, StepDone
 from specviz.metrics import Baseline, fold
-from specviz.ui.stream import DeltaEncoder, coalesce, recorded_delta
 from specviz.ui.theme import COLOURS
 from specviz.ui.view import VIEW_CSS, make_view
+from specviz.ui.wire.stream import DeltaEncoder, coalesce, recorded_delta
 
 pytestmark = pytest.mark.browser
 

@@ -20,7 +20,7 @@ def test_no_name_is_defined_twice() -> None:
 
 def test_every_file_of_the_view_is_used() -> None:
     """`serving` is a component of its own."""
-    wanted = {"serving.js", "serving.html"}
-    wanted |= {f"{script}.js" for script in _SCRIPTS} | {f"{panel}.html" for panel in PANELS} | {"view.html"}
-    wanted |= {f"{panel}.css" for panel in PANELS[1:]}
+    wanted = {f"serving/serving.{kind}" for kind in ("js", "html", "css")}
+    wanted |= {f"{script}.js" for script in _SCRIPTS} | {f"{panel}/{panel}.html" for panel in PANELS}
+    wanted |= {f"{panel}/{panel}.css" for panel in PANELS[1:]} | {"view.html", "view.css"}
     assert {path.relative_to(VIEW).as_posix() for path in VIEW.rglob("*") if path.is_file()} == wanted

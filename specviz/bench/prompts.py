@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specviz.assets import ASSETS
 from specviz.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROMPTS", "names_in", "read_entries"]
 
-PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "bench" / "prompts.jsonl"
+PROMPTS = ASSETS / "bench" / "prompts.jsonl"
 
 
 def names_in(text: str) -> list[str]:

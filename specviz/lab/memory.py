@@ -12,9 +12,9 @@ from specviz.drafters.base import DraftContext
 from specviz.drafters.options import read_options
 from specviz.drafters.registry import get_method
 from specviz.errors import ConfigError
-from specviz.generator import open_session
 from specviz.lab.experiment import Ask, Check, Finding, Report, about
 from specviz.lab.length import contexts_for
+from specviz.run import open_session
 from specviz.sampling import uniform_generator
 
 if TYPE_CHECKING:

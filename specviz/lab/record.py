@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+from specviz.assets import ASSETS
 from specviz.errors import TraceError
 from specviz.lab.experiment import Finding
 from specviz.lab.experiments import EXPERIMENTS
@@ -14,7 +15,7 @@ from specviz.spreadsheet import harmless
 
 __all__ = ["RECORDED", "load_findings", "save_finding", "to_csv"]
 
-RECORDED = Path(__file__).resolve().parents[2] / "assets" / "lab"
+RECORDED = ASSETS / "lab"
 
 
 def save_finding(folder: Path, finding: Finding) -> Path:

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-__all__ = ["InPlaceCache"]
+__all__ = ["InPlaceCache", "KeyValues"]
+
+
+class KeyValues(Protocol):
+    """The keys and values of one sequence, wherever they lie; see `InPlaceCache` for what each part does."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def open(self, rows: int, key_len: int, ahead: int = 0) -> None: ...
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def commit(self, rows: int) -> None: ...
+
+    def roll_back(self, length: int) -> None: ...
+
+    def gather(self, places: list[int], start: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class _Window:
@@ -113,6 +138,9 @@ class InPlaceCache:
                 stop = start + len(places)
                 layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
                 layer.values[:, :, start:stop] = layer.values.index_select(2, index)
+
+    def close(self) -> None:
+        """The buffers go with the object; nothing else holds them."""
 
     @property
     def num_bytes(self) -> int:

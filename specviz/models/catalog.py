@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specviz.assets import ASSETS
 from specviz.config import DRAFT_QUANTS
 from specviz.errors import ConfigError
 
@@ -24,7 +25,7 @@ __all__ = [
     "load_catalog",
 ]
 
-CATALOG_FILE = Path(__file__).resolve().parents[2] / "assets" / "catalog.toml"
+CATALOG_FILE = ASSETS / "catalog.toml"
 
 _HUB_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _CUSTOM = "custom--"

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, pad, silu
 
-from specviz.models.cache import InPlaceCache
+from specviz.models.attention import Attention, Block, Heads, SingleAttention, additive
+from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.int8 import Int8Linear
 from specviz.models.windows import layer_types, narrowed, windows_of
 
@@ -51,17 +52,21 @@ class Decoder(Protocol):
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
         taps: Sequence[int] = (),
+        blocks: Sequence[Block] = (),
+        least_rows: int = 0,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run `cache.open`ed rows and write their keys and values.
 
         Args:
             ids, positions: [rows] int64. seen: [rows, key_len] bool, what each row attends to.
             taps: ascending, after how many layers to hand out the states as well, each less than all layers.
+            blocks: rows to be attended apart, and the keys they read; all at once where a decoder cannot.
+            least_rows: products have so many rows at least, where the decoder makes them itself.
         Returns:
             [num_logits, vocab] logits of the last rows; [rows, d_model] last hidden states if asked for; and
             [rows, k, d_model] the states of the k taps, if there are any.
@@ -111,12 +116,15 @@ class TransformersDecoder:
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
         taps: Sequence[int] = (),
+        blocks: Sequence[Block] = (),
+        least_rows: int = 0,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        assert isinstance(cache, InPlaceCache), "the library's models write into its own kind of cache"
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
             "position_ids": positions[None],
@@ -141,7 +149,7 @@ class TransformersDecoder:
     def _masks(self, seen: Tensor, positions: Tensor, start: int) -> Tensor | dict[str, Tensor]:
         """One mask where all layers see alike, which every family takes; else one for each type of layer."""
         made = {
-            window: _additive(shown, self._dtype, lowest=True) if self._adds_mask else shown[None, None]
+            window: additive(shown, self._dtype, lowest=True) if self._adds_mask else shown[None, None]
             for window in set(self._windows)
             for shown in [narrowed(seen, positions, start, window)]
         }
@@ -167,12 +175,14 @@ class LeanDecoder:
         self.max_positions = int(config.max_position_embeddings)
         self.device = body.embed_tokens.weight.device
         attention = body.layers[0].self_attn
-        self._heads = int(config.num_attention_heads)
-        self._kv_heads = int(config.num_key_value_heads)
-        self._head_dim = int(attention.head_dim)
-        self._scale = float(attention.scaling)
+        self.heads = Heads(
+            int(config.num_attention_heads),
+            int(config.num_key_value_heads),
+            int(attention.head_dim),
+            float(attention.scaling),
+        )
         self._embedding = body.embed_tokens.weight
-        self._dtype = self._embedding.dtype
+        self.dtype = self._embedding.dtype
         self._layers = [_Layer(layer) for layer in body.layers]
         self._reads_pairs = _reads_pairs(model)
         self._norm = _norm(body.norm)
@@ -211,20 +221,25 @@ class LeanDecoder:
         ids: Tensor,
         positions: Tensor,
         seen: Tensor,
-        cache: InPlaceCache,
+        cache: KeyValues,
         *,
         num_logits: int,
         hidden: bool,
         taps: Sequence[int] = (),
+        blocks: Sequence[Block] = (),
+        least_rows: int = 0,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         x = self.embed(ids)
         if self._reads_pairs:  # a pass that is only timed: no states are at hand
             x = torch.cat((x, x), -1)
+        rows = len(x)
+        x = self.filled(x, least_rows)
+        attention = SingleAttention(self.narrowed(seen, positions, cache.start), cache, self.heads, x[:, :1], blocks)
         tapped = []
         for first, last in pairwise((0, *taps, self.num_layers)):
-            x = self.run_layers(x, positions, seen, cache, first, last)
-            tapped.append(x)
-        logits, last_states = self.finish(x, num_logits=num_logits, hidden=hidden)
+            x = self.run(x, positions, attention, first, last)
+            tapped.append(x[:rows])
+        logits, last_states = self.finish(x[:rows], num_logits=num_logits, hidden=hidden)
         return logits, last_states, torch.stack(tapped[:-1], 1) if taps else None
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -245,46 +260,44 @@ class LeanDecoder:
         return self._norm(states)
 
     def project(self, states: Tensor) -> Tensor:
-        return self._head(self._filled(states))[: len(states)]
+        return self._head(self.filled(states))[: len(states)]
 
-    def run_layers(
-        self, x: Tensor, positions: Tensor, seen: Tensor, cache: InPlaceCache, first: int, last: int
-    ) -> Tensor:
+    def run_layers(self, x: Tensor, positions: Tensor, seen: Tensor, cache: KeyValues, first: int, last: int) -> Tensor:
         """[rows, d_model] states through layers first..last - 1, whose keys and values go to the cache.
 
         A first layer with a hidden norm takes [rows, 2 d_model], see `specviz.models.trunk`.
         """
-        rows, groups = x.shape[0], self._heads // self._kv_heads
+        rows = len(x)
+        x = self.filled(x)
+        attention = SingleAttention(self.narrowed(seen, positions, cache.start), cache, self.heads, x[:, :1])
+        return self.run(x, positions, attention, first, last)[:rows]
+
+    def narrowed(self, seen: Tensor, positions: Tensor, start: int) -> Tensor:
+        """A mask as the model's sliding window leaves it; `start`: the cache's entry of the first row."""
+        return narrowed(seen, positions, start, self._window)
+
+    def run(self, x: Tensor, positions: Tensor, attention: Attention, first: int, last: int) -> Tensor:
+        """[rows or more, d_model] states through layers first..last - 1; there are as many rows as positions, and those
+        behind them fill a product up."""
+        rows, heads = len(positions), self.heads
         cos, sin = self._rotation(positions)
-        x = self._filled(x)
-        mixed = x.new_zeros(len(x), self._heads * self._head_dim)
-        by_head = mixed[:rows].view(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
-        # The query heads that share a key head become rows of one head, so that no key or value is copied.
-        seen = narrowed(seen, positions, cache.start, self._window)
-        mask = _additive(seen.repeat(groups, 1), self._dtype)
-        kv = self._kv_heads * self._head_dim
-        rotated_heads = self._heads + self._kv_heads
+        kv = heads.num_keys * heads.head_dim
         for index in range(first, last):
             layer = self._layers[index]
             y, x = layer.enter(x)
             qkv = layer.qkv(y)[:rows]
-            qk = qkv[:, :-kv].view(rows, rotated_heads, self._head_dim)
+            qk = qkv[:, :-kv].view(rows, heads.num + heads.num_keys, heads.head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
-                qk = torch.cat((layer.q_norm(qk[:, : self._heads]), layer.k_norm(qk[:, self._heads :])), 1)
+                qk = torch.cat((layer.q_norm(qk[:, : heads.num]), layer.k_norm(qk[:, heads.num :])), 1)
             qk = _rotate(qk, cos, sin)
-            v = qkv[:, -kv:].view(rows, self._kv_heads, self._head_dim)
-            keys, values = cache.write(index, qk[:, self._heads :].transpose(0, 1)[None], v.transpose(0, 1)[None])
-            q = qk[:, : self._heads].reshape(rows, self._kv_heads, groups, self._head_dim).permute(1, 2, 0, 3)
-            q = q.reshape(1, self._kv_heads, groups * rows, self._head_dim)
-            attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self._scale)
-            by_head.copy_(attended.view(self._kv_heads, groups, rows, self._head_dim))
+            mixed = attention(index, qk, qkv[:, -kv:].view(rows, heads.num_keys, heads.head_dim))
             x = layer.out.added_to(x, mixed)
             x = layer.down.added_to(x, layer.gated(layer.norm_mid(x)))
-        return x[:rows]
+        return x
 
-    def _filled(self, x: Tensor) -> Tensor:
-        """[rows, width] with rows of zeros behind, where a product of more rows is faster."""
-        missing = self._least_rows - len(x)
+    def filled(self, x: Tensor, least_rows: int = 0) -> Tensor:
+        """[rows, width] with rows of zeros behind, where a product of more rows is faster, or asked for."""
+        missing = max(self._least_rows, least_rows) - len(x)
         return pad(x, (0, 0, 0, missing)) if missing > 0 else x
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,9 +307,9 @@ class LeanDecoder:
             size = min(self.max_positions, max(1024, 1 << (needed - 1).bit_length()))
             places = torch.arange(max(size, needed), device=self.device)[None]
             cos, sin = self._rotary(self._embedding[:1], places)
-            half = self._head_dim // 2
+            half = self.heads.head_dim // 2
             sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
-            self._cos, self._sin = cos[0].to(self._dtype), sin.to(self._dtype)
+            self._cos, self._sin = cos[0].to(self.dtype), sin.to(self.dtype)
         return self._cos[positions, None], self._sin[positions, None]
 
 
@@ -447,9 +460,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [rows, heads, head_dim]; `sin` carries the sign of the half it multiplies."""
     halves = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return torch.addcmul(x * cos, halves, sin)
-
-
-def _additive(seen: Tensor, dtype: torch.dtype, *, lowest: bool = False) -> Tensor:
-    """[1, 1, rows, keys]: 0 where seen, else minus infinity (or the lowest finite number)."""
-    blocked = torch.finfo(dtype).min if lowest else float("-inf")
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, blocked)[None, None]

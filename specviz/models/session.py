@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from specviz.models.cache import InPlaceCache
+from specviz.models.attention import Block
+from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
 from specviz.models.windows import check_croppable
 
-__all__ = ["KEY_BLOCK", "MAX_NODES", "Session"]
+__all__ = ["KEY_BLOCK", "MAX_NODES", "PREFILL_ROWS", "PassRequest", "Session"]
 
 KEY_BLOCK = 64
 """In exact mode attention reads a key length rounded up to a multiple of this; unused places are masked."""
@@ -24,10 +27,44 @@ PREFILL_ROWS = 256
 """Prompt tokens a pass. Bounds the memory of a long prompt, and the time until a closed run stops."""
 
 
+@dataclass(slots=True, eq=False)
+class PassRequest:
+    """Rows of one sequence that it wants the target to read: alone by `run`, or in a pass that others share.
+
+    kind: reading tokens for good, reading again what `Session.set_aside` gave up, or checking a draft.
+    ids: one a row. positions: of each. key_len: places that its attention reads, unused ones included.
+    rows: of its own pass, with those that only fill it up. parents: of a tree's nodes behind the root, None = a chain.
+    blocks: rows to be attended apart, see `specviz.models.attention`. num_logits: how many of the last rows' it wants.
+    seconds: that it took, once it is done. company: sequences that shared the pass, this one included.
+    """
+
+    session: Session
+    kind: Literal["prompt", "again", "check"]
+    ids: list[int]
+    positions: Sequence[int]
+    key_len: int
+    rows: int
+    num_logits: int
+    parents: tuple[int, ...] | None = None
+    blocks: Sequence[Block] = ()
+    seconds: float = 0.0
+    company: int = 1
+
+    def run(self) -> Tensor:
+        """Make the pass, for this sequence alone. Returns [num_logits, vocab]."""
+        began = time.perf_counter()
+        logits = self.session.run(self)
+        if logits.device.type == "cuda":
+            torch.cuda.synchronize()  # a pass is over when the device says so
+        self.seconds = time.perf_counter() - began
+        return logits
+
+
 class Session:
     """One per run; nothing is stored on the model, so visitors never meet.
 
     length: cache entries that count. hidden: [rows, d_model] last hidden states of the last pass where asked for.
+    token_ids: of all entries that count, those that were set aside among them.
     tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
     taps: after how many layers `take_states` wants the states as well; None where it is not used.
     work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
@@ -60,22 +97,56 @@ class Session:
         self.hidden: Tensor | None = None
         self.tail: Tensor | None = None
         self.rows = self.num_padding = 0
+        self.token_ids: list[int] = []
         self.work = 0.0
         self._layers_run = 0
         self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
-        self._cache = InPlaceCache(self._decoder.num_layers, room)
+        self._cache: KeyValues = InPlaceCache(self._decoder.num_layers, room)
         self._keep_hidden = keep_hidden or taps is not None
         self._taps = taps
         self._tapped: Tensor | None = None
         self._states: list[Tensor] = []
         self._num_taken = 0
+        self._num_read = 0
+        self._ids: list[int] = []  # of the rows of the last pass
         self._device = self._decoder.device
 
     @property
     def length(self) -> int:
         return self._cache.length
+
+    @property
+    def cache(self) -> KeyValues:
+        return self._cache
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """After how many layers passes have to hand out the states; empty where nobody asks."""
+        return tuple(self._taps or ())
+
+    @property
+    def keeps_hidden(self) -> bool:
+        return self._keep_hidden
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the states of every token are collected, those of the prompt too."""
+        return self._taps is not None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the target's passes can hold rows of other sequences."""
+        return isinstance(self._decoder, LeanDecoder)
+
+    def use(self, cache: KeyValues, token_ids: Sequence[int] = ()) -> None:
+        """Keep keys and values in another cache, before the first pass. token_ids: of the entries it has already, which
+        count as read."""
+        assert not self.token_ids and len(token_ids) == cache.length
+        self._cache = cache
+        self.token_ids = list(token_ids)
+        self._num_read = len(token_ids)
 
     @property
     def num_bytes(self) -> int:
@@ -96,13 +167,23 @@ class Session:
         """
         assert token_ids, "nothing to append"
         for start in range(0, len(token_ids), PREFILL_ROWS):
-            block = token_ids[start : start + PREFILL_ROWS]
-            rows = len(block)
-            key_len = self.length + rows
-            positions = list(range(self.length, key_len))
-            logits = self._pass(block, positions, self._chain_mask(rows, key_len), key_len, min(num_logits, rows))
-            self._commit(range(rows))
+            logits = self.read(token_ids[start:], num_logits=num_logits).run()
         return logits
+
+    def read(self, token_ids: Sequence[int], *, max_rows: int = PREFILL_ROWS, num_logits: int = 1) -> PassRequest:
+        """A pass that appends the first `max_rows` of these tokens for good.
+
+        Rows are attended a page at a time where that is possible: what a page says then depends on the tokens up to its
+        end alone, and neither on how a prompt is cut into passes nor on who reads it.
+
+        max_rows: a multiple of KEY_BLOCK.
+        """
+        ids = list(token_ids[:max_rows])
+        start, stop = self.length, self.length + len(ids)
+        blocks = _pages(start, stop) if start % KEY_BLOCK == 0 else ()
+        return PassRequest(
+            self, "prompt", ids, range(start, stop), stop, len(ids), min(num_logits, len(ids)), blocks=blocks
+        )
 
     def draft_pass(self, tokens: Sequence[int], exit_layer: int) -> Tensor:
         """What the first layers alone, with the final norm and head, say behind some tokens (early exit).
@@ -135,6 +216,10 @@ class Session:
         Returns:
             [n + 1, vocab]; row 0 belongs to root, row i + 1 to node i and sees only its own path.
         """
+        return self.check(root, token_ids, parents).run()
+
+    def check(self, root: int, token_ids: Tensor, parents: Sequence[int]) -> PassRequest:
+        """The pass that `score` makes, not made yet."""
         n = len(parents)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         rows, key_len = n + 1, self.length + n + 1
@@ -143,19 +228,13 @@ class Session:
             key_len = -(-(self.length + rows) // KEY_BLOCK) * KEY_BLOCK
         self.rows, self.num_padding = rows, rows - n - 1
         ids = [root, *token_ids.tolist()]
-        if chain and self._num_early(ids):
-            return self._finish_early(ids, rows, key_len)[: n + 1]
-        ids += [ids[-1]] * (rows - len(ids))
         if chain:
-            positions = list(range(self.length, self.length + rows))
-            mask = self._chain_mask(rows, key_len)
-        else:
-            depths = [0]
-            for parent in parents:
-                depths.append(depths[parent + 1] + 1)
-            positions = [self.length + depth for depth in depths]
-            mask = self._tree_mask(parents, key_len)
-        return self._pass(ids, positions, mask, key_len, n + 1 if rows == n + 1 else rows)[: n + 1]
+            return PassRequest(self, "check", ids, range(self.length, self.length + n + 1), key_len, rows, n + 1)
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent + 1] + 1)
+        positions = [self.length + depth for depth in depths]
+        return PassRequest(self, "check", ids, positions, key_len, rows, n + 1, tuple(parents))
 
     def keep_path(self, nodes: Sequence[int]) -> None:
         """After `score`: keep root and this root-to-node path, drop the rest."""
@@ -180,14 +259,44 @@ class Session:
     def roll_back(self, length: int) -> None:
         """Forget everything from token `length` on."""
         self._cache.roll_back(length)
+        del self.token_ids[length:]
+        self._num_read = min(self._num_read, length)
         self._early.clear()
         self.tail = None
         if self._states:
             self._states = [torch.cat(self._states)[: max(0, length - self._num_taken)]]
         self._num_taken = min(self._num_taken, length)
 
+    def set_aside(self) -> None:
+        """Give the cache's memory back for now. `length` falls to 0, and `again` brings back what was there."""
+        self._cache.roll_back(0)
+        self._early.clear()
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether something is missing that `set_aside` gave up."""
+        return self.length < len(self.token_ids)
+
+    def again(self, max_rows: int) -> PassRequest:
+        """The next pass on the way back, of about so many rows, and with the bits of the first time: what was read as a
+        prompt is read as one, and what came by checking in blocks as small as those of checks."""
+        start = self.length
+        if start < self._num_read:
+            ids = self.token_ids[start : min(start + max_rows, self._num_read)]
+            rows, key_len = len(ids), start + len(ids)
+            blocks = _pages(start, key_len)
+        else:
+            ids = self.token_ids[start : start + max_rows]
+            step = max(2, self.min_rows)
+            rows = -(-len(ids) // step) * step
+            ends = range(step, rows + 1, step)
+            blocks = [(end - step, end, -(-(start + end) // KEY_BLOCK) * KEY_BLOCK) for end in ends]
+            key_len = blocks[-1][2]
+        return PassRequest(self, "again", ids, range(start, start + len(ids)), key_len, rows, 0, blocks=blocks)
+
     def close(self) -> None:
         """Free the keys and values."""
+        self._cache.close()
         self._cache = InPlaceCache(0, 0)
         self._decoder = None
         self._early.clear()
@@ -196,27 +305,62 @@ class Session:
 
     # --- one pass ---------------------------------------------------------------------------------------------
 
-    def _pass(self, ids: Sequence[int], positions: list[int], seen: Tensor, key_len: int, num_logits: int) -> Tensor:
+    def run(self, request: PassRequest) -> Tensor:
+        """The pass of a request, for this sequence alone. Returns [request.num_logits, vocab]."""
         assert self._decoder is not None, "the session is closed"
-        self._early.clear()  # the pass writes over what they left in the cache
-        self._cache.open(len(ids), key_len)
-        self._layers_run += self._decoder.num_layers
+        n, rows = len(request.ids), request.rows
+        if request.kind == "check" and request.parents is None and self._num_early(request.ids):
+            self._ids = request.ids
+            return self._finish_early(request.ids, rows, request.key_len)[:n]
+        self._cache.open(rows, request.key_len)
+        padded = [*request.ids, *[request.ids[-1]] * (rows - n)]
+        positions = [*request.positions, *range(self.length + n, self.length + rows)]
         with torch.inference_mode():
-            logits, self.hidden, self._tapped = self._decoder.forward(
-                torch.tensor(ids, device=self._device),
+            logits, hidden, tapped = self._decoder.forward(
+                torch.tensor(padded, device=self._device),
                 self._places(positions),
-                seen,
+                self.seen(request, rows),
                 self._cache,
-                num_logits=num_logits,
+                num_logits=max(1, request.num_logits + rows - n),
                 hidden=self._keep_hidden,
                 taps=self._taps or (),
+                blocks=request.blocks,
+                least_rows=self.min_rows,
             )
-        return logits
+        return self.take(request, logits, hidden, tapped)
+
+    def take(self, request: PassRequest, logits: Tensor, hidden: Tensor | None, tapped: Tensor | None) -> Tensor:
+        """What a pass found out for a request, wherever it was made.
+
+        Args:
+            logits: of the request's last rows, as many as it wants or more. hidden, tapped: as of `Decoder.forward`.
+        Returns:
+            [request.num_logits, vocab].
+        """
+        assert self._decoder is not None, "the session is closed"
+        self._early.clear()  # the pass has written over what they left in the cache
+        if request.kind == "again":
+            self._cache.commit(len(request.ids))  # all else is still known
+            return logits[:0]
+        self._layers_run += self._decoder.num_layers
+        self.hidden, self._tapped, self._ids = hidden, tapped, request.ids
+        if request.kind == "prompt":
+            if self.length == self._num_read:
+                self._num_read += len(request.ids)
+            self._commit(range(len(request.ids)))
+        return logits[: request.num_logits]
+
+    def seen(self, request: PassRequest, rows: int) -> Tensor:
+        """[rows, key_len] bool: which places each row of a request reads, its chain continued to `rows` rows."""
+        if request.parents is None:
+            return self._chain_mask(rows, request.key_len)
+        return self._tree_mask(request.parents, request.key_len)
 
     def _commit(self, rows: Sequence[int]) -> None:
         """Count entries in; `rows` are their rows in the last pass."""
         assert self._decoder is not None, "the session is closed"
         self._cache.commit(len(rows))
+        self.token_ids += [self._ids[row] for row in rows]
         self._early.clear()
         self.tail = None if self.hidden is None else self.hidden[rows[-1]]
         if self._taps is not None:
@@ -304,3 +448,9 @@ class Session:
             self._layers_run += decoder.num_layers - self._exit_layer
             logits, self.hidden = decoder.finish(through, num_logits=rows, hidden=self._keep_hidden)
         return logits
+
+
+def _pages(start: int, stop: int) -> list[Block]:
+    """The rows of entries start .. stop - 1 by page, `start` being the first of one; each reads up to its own end."""
+    ends = [*range(start + KEY_BLOCK, stop, KEY_BLOCK), stop]
+    return [(first - start, end - start, end) for first, end in zip([start, *ends], ends, strict=False)]

@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specviz import assets
 from specviz.errors import ModelLoadError
 from specviz.models.fetch import cache_dir
 
 __all__ = ["ASSETS", "draft_folder", "own_folder", "read_tensors"]
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets" / "drafts"
+ASSETS = assets.ASSETS / "drafts"
 
 
 def own_folder(pair: str, method: str) -> Path:

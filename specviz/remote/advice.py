@@ -116,13 +116,18 @@ def _gain(choices: Sequence[Choice], gamma: int, requests: int) -> float:
 
 
 def loads_of(history: History) -> dict[int, Load]:
-    """Times by load, from stretches in which as many requests ran at both ends: rounded down to a power of two."""
+    """Times by load, from stretches in which as many requests ran at both ends: rounded down to a power of two.
+
+    Of several engines behind one address it is the load of each, as they batch apart.
+    """
     sums: dict[int, list[float]] = {}
+    engines = history.samples[-1].counters.num_engines if history.samples else 1
     for before, after in itertools.pairwise(sample.counters for sample in history.samples):
-        most, least = max(running := (before.num_running or 0, after.num_running or 0)), min(running)
-        if not least or before.num_gaps is None or after.num_gaps is None or after.num_gaps == before.num_gaps:
+        running = [(counters.num_running or 0) / engines for counters in (before, after)]
+        most, least = max(running), min(running)
+        if least < 1 or before.num_gaps is None or after.num_gaps is None or after.num_gaps == before.num_gaps:
             continue
-        load = 1 << (least.bit_length() - 1)
+        load = 1 << (int(least).bit_length() - 1)
         if most >= 2 * load:
             continue
         found = sums.setdefault(load, [0.0] * 4)

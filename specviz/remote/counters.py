@@ -56,7 +56,7 @@ class ServerCounters:
     num_generated: tokens written for all requests. num_running, num_waiting: requests at this moment.
     source: whose names these are, "vllm", "llamacpp" or "sglang".
     gaps_s: seconds in all from one message of a request to its next. num_gaps: how many, for vLLM a step each, for
-    SGLang a token each.
+    SGLang a token each. num_engines: copies of the model behind this one address, which batch apart.
 
     SGLang's alone: num_finished: requests. num_decoded: tokens written so far, also of requests that go on.
     accept_length: tau as it says it itself, over its last passes. draft_depth: the most tokens a pass accepts, and
@@ -78,6 +78,7 @@ class ServerCounters:
     num_drafted_each: int | None = None
     gaps_s: float | None = None
     num_gaps: int | None = None
+    num_engines: int = 1
 
     @property
     def speculates(self) -> bool | None:
@@ -97,6 +98,8 @@ class ServerCounters:
     def since(self, before: ServerCounters) -> ServerCounters | None:
         """What was counted after `before`; requests stay those of this moment. None where a count fell: a restart."""
         totals = {name: _less(getattr(self, name), getattr(before, name)) for name in _TOTALS}
+        if self.source == "sglang" and totals["num_accepted"] is not None:  # only follows from the others
+            totals["num_accepted"] = max(0, totals["num_accepted"])
         earlier = before.accepted_at + (0,) * (len(self.accepted_at) - len(before.accepted_at))
         places = [now - then for now, then in zip(self.accepted_at, earlier, strict=False)]
         if any(value is not None and value < 0 for value in (*totals.values(), *places)):
@@ -137,6 +140,7 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
         ValueError: one of those lines is not Prometheus text.
     """
     found: dict[str, Any] = {}
+    engines: set[str] = set()
     places: dict[int, int] = {}
     gauges: dict[str, dict[str, float]] = {}
     source = ""
@@ -144,6 +148,7 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
         source = name.partition(":")[0]
         if model and labels.get("model_name", model) != model:
             continue
+        engines.add(labels.get("dp_rank" if source == "sglang" else "engine", ""))
         if name == _BY_POSITION:
             place = int(labels.get("position", "-1"))
             if 0 <= place < _MAX_POSITIONS:
@@ -156,7 +161,8 @@ def read_counters(text: str, model: str = "") -> ServerCounters:
             field = _NAMES[name]
             found[field] = found.get(field, 0) + (value if field == "gaps_s" else int(value))
     accepted_at = tuple(places.get(place, 0) for place in range(max(places) + 1)) if places else ()
-    counters = ServerCounters(**found, accepted_at=accepted_at, source=source)
+    num_engines = max(1, len(engines - {""}))
+    counters = ServerCounters(**found, accepted_at=accepted_at, source=source, num_engines=num_engines)
     return _of_sglang(counters, gauges) if source == "sglang" else counters
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from specviz.ui.host import EngineHost, HostStatus
+from specviz.ui.access.host import EngineHost, HostStatus
 
 __all__ = ["HeaderNews", "header_value", "make_header"]
 

@@ -6,32 +6,32 @@ import os
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when Gradio is imported
 
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from specviz.assets import read_asset
 from specviz.trace import MAX_UPLOAD_BYTES
-from specviz.ui.api import add_api
+from specviz.ui.access.gate import gate, refuse_downloads, use_private_folder
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.space import reach_loopback_directly
+from specviz.ui.access.visits import MAX_VISITS
 from specviz.ui.charts import CHART_CSS
-from specviz.ui.gate import gate, refuse_downloads, use_private_folder
 from specviz.ui.header import make_header
-from specviz.ui.host import EngineHost
-from specviz.ui.lab import Lab
-from specviz.ui.lab_charts import LAB_CSS
-from specviz.ui.race import Race
-from specviz.ui.recorded import Recording, opening_run
-from specviz.ui.serving import Serving
-from specviz.ui.space import reach_loopback_directly
+from specviz.ui.lab.charts import LAB_CSS
+from specviz.ui.lab.tab import Lab
+from specviz.ui.race.tab import Race
+from specviz.ui.serving.tab import Serving
 from specviz.ui.theme import NATIVE_CSS, THEME
-from specviz.ui.tour import connect_tour
+from specviz.ui.tour.tab import connect_tour
 from specviz.ui.view import VIEW_CSS
-from specviz.ui.visits import MAX_VISITS
-from specviz.ui.watch import Watch
+from specviz.ui.watch.tab import Watch
+from specviz.ui.wire.api import add_api
+from specviz.ui.wire.recorded import Recording, opening_run
 
 __all__ = ["build_page", "launch"]
 
-PAGE_CSS = (Path(__file__).resolve().parents[2] / "assets" / "page.css").read_text(encoding="utf-8")
+PAGE_CSS = read_asset("page.css")
 CACHE_S = 3600
 MAX_QUEUE = 32
 """Jobs that Gradio itself lets wait; visitors wait in the host's own, shorter line."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+
+from specviz.assets import ASSETS
 
 __all__ = ["Regime", "load_regimes"]
 
-PRESETS_FILE = Path(__file__).resolve().parents[2] / "assets" / "presets.toml"
+PRESETS_FILE = ASSETS / "presets.toml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specviz import RunConfig, SpeculativeGenerator, fold, load_pair
+from specviz.bench.prompts import PROMPTS
 from specviz.events import RunFinished
-
-PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "bench" / "prompts.jsonl"
 
 
 def main() -> None:

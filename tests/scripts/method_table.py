@@ -17,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specviz import RunConfig, SamplingParams, SpeculativeGenerator, fold, load_pair
 from specviz.baseline import explain_difference
+from specviz.bench.prompts import PROMPTS
 from specviz.drafters.registry import METHODS, get_method
 from specviz.errors import SpecvizError
 from specviz.metrics import Baseline, Counters
-
-PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "bench" / "prompts.jsonl"
 
 
 def main() -> None:

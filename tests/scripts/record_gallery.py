@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specviz.metrics import Baseline, fold
 from specviz.trace import Trace, load_trace
-from specviz.ui.recorded import load_gallery
+from specviz.ui.wire.recorded import load_gallery
 from specviz.words import verdict
 
 ROOT = Path(__file__).resolve().parents[2]

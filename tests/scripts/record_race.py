@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from specviz.ui.host import EngineHost
-from specviz.ui.lanes import save_lanes, to_csv
+from specviz.ui.access.host import EngineHost
+from specviz.ui.access.visits import Visit
 from specviz.ui.presets import load_regimes
-from specviz.ui.race import RECORDED_RACE
-from specviz.ui.race_words import race_verdict
-from specviz.ui.racing import RaceEncoder, RaceSettings, run_race
-from specviz.ui.visits import Visit
+from specviz.ui.race.lanes import save_lanes, to_csv
+from specviz.ui.race.racing import RaceEncoder, RaceSettings, run_race
+from specviz.ui.race.tab import RECORDED_RACE
+from specviz.ui.race.words import race_verdict
 
 
 def main() -> int:
