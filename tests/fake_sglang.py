@@ -23,7 +23,8 @@ class Sglang:
 
     tells_request: whether a request's own counts come with its last message. tells_settings, tells_metrics: whether
     `/get_server_info` and `/metrics` are there. beside: (requests, tokens, passes) that others finish while one runs.
-    step_s: a pass's time, pass_s: as its metrics tell it. drafts: false makes it a plain server, whose `kept` is all 0.
+    step_s: a pass's time, pass_s: as its metrics tell it. names_tokens: whether its messages do. drafts: false makes it
+    a plain server, whose `kept` is all 0.
     """
 
     kept: list[int] = field(default_factory=lambda: [3, 0, 1, 3, 2])
@@ -37,6 +38,7 @@ class Sglang:
     step_s: float = 0.0
     drafts: bool = True
     pass_s: float = 0.02
+    names_tokens: bool = True
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_finished: int = 7
@@ -92,7 +94,12 @@ class Sglang:
             if number > 1:  # a gap a token, as SGLang counts them
                 with self.lock:
                     self.num_gaps, self.gaps_s = self.num_gaps + size, self.gaps_s + self.pass_s
-            yield _message({"content": "".join(words)}, logprobs={"content": [_token(word) for word in words]})
+            message = _message({"content": "".join(words)})
+            if self.names_tokens:
+                message["choices"][0]["logprobs"] = {"content": [_token(word) for word in words]}
+            if body.get("stream_options", {}).get("continuous_usage_stats"):
+                message["usage"] = {"prompt_tokens": 5, "completion_tokens": number, "total_tokens": 5 + number}
+            yield message
         yield _message({}, finish_reason="stop", matched_stop=2)
         if self.drafts and self.tells_request and body.get("return_spec_tokens_details"):
             histogram = [self.kept.count(k) for k in range(max(self.kept) + 1)]

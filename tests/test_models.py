@@ -79,6 +79,9 @@ def test_catalog_names_a_default_and_pins_every_revision():
         "qwen2.5-1.5b",
         "qwen3-1.7b",
         "llama-3.2-3b",
+        "gemma-3-270m",
+        "gemma-3-1b",
+        "smollm3-3b",
     } < set(pairs)
     for pair in pairs.values():
         assert pair.title and pair.summary and pair.licence and pair.memory_gb > 0
@@ -86,7 +89,7 @@ def test_catalog_names_a_default_and_pins_every_revision():
             assert source.num_params > 0 and source.num_bytes > 0
             assert source.wheel or re.fullmatch(r"[0-9a-f]{40}", source.revision)
     assert pairs["smollm2-135m"].draft is None
-    assert pairs["llama-3.2-3b"].gated
+    assert {name for name, pair in pairs.items() if pair.gated} == {"llama-3.2-3b", "gemma-3-270m", "gemma-3-1b"}
 
 
 def test_catalog_names_the_drafts_that_come_along():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import socket
 import subprocess
@@ -186,6 +187,40 @@ def test_a_folder_is_looked_at_before_it_is_loaded(tmp_path: Path):
     model: Any = make_model()
     model.save_pretrained(tmp_path)
     assert with_sizes(pair).target.num_params == sum(param.numel() for param in model.parameters())
+
+
+def test_a_folder_with_sliding_windows_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Issue 18: a tiny Gemma 3, a prompt longer than its window; drafted and plain runs write the same tokens."""
+    import torch
+    from tiny_models import make_tokenizer
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    from specviz.cli import main
+
+    torch.manual_seed(0)
+    sizes = Gemma3TextConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, sliding_window=8, initializer_range=0.2,
+        layer_types=["sliding_attention", "full_attention"], bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    Gemma3ForCausalLM(sizes).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    words = ["run", "one two three one two three one two", "--raw", "--target", str(tmp_path), "--dtype", "float32"]
+    tokens = []
+    for method in ("plain", "prompt-lookup"):
+        assert main([*words, "--max-new-tokens", "12", "--method", method, "--json"]) == 0
+        tokens.append(json.loads(capsys.readouterr().out.splitlines()[-1])["token_ids"])
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 12
+
+
+def test_case_113_a_gated_pair_says_how_to_get_it():
+    """Case 113: the page names every repository whose licence is asked for, and the words that log in."""
+    from specviz.models.catalog import get_pair
+    from specviz.ui.watch.tab import _pair_info
+
+    said = _pair_info(get_pair("gemma-3-1b"))
+    assert "google/gemma-3-1b-it and google/gemma-3-270m-it" in said and "hf auth login" in said
+    assert "hf auth login" not in _pair_info(get_pair("smollm3-3b"))
 
 
 def test_a_run_on_folders_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

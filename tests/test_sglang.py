@@ -76,6 +76,15 @@ def test_every_step_is_told_as_each_of_them_drafts() -> None:
     assert list(parse_trace(dump_trace(events).encode()).events) == events
 
 
+def test_messages_without_token_names_are_counted_by_their_usage() -> None:
+    with sglang(names_tokens=False) as fake:
+        events = run(fake)
+    assert figures(fold(events)) == WHOLE
+    assert events[-1].text == "".join(f" w{i}" for i in range(15))
+    assert events[-1].num_tokens == 15
+    assert "names no tokens" in events[-1].message
+
+
 @pytest.mark.parametrize("tells_settings", [True, False])
 def test_an_older_one_is_read_from_its_metrics(tells_settings: bool) -> None:
     with sglang(tells_request=False, tells_settings=tells_settings) as fake:

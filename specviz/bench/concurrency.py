@@ -27,7 +27,7 @@ from specviz.remote.counters import ServerCounters
 from specviz.remote.history import Stretch
 from specviz.remote.messages import Messages
 from specviz.remote.replicas import total_of
-from specviz.remote.request import request_of
+from specviz.remote.request import counts_on, request_of
 from specviz.remote.server import Identity
 from specviz.remote.steps import StepReader
 
@@ -181,7 +181,7 @@ def _measure(
 
 def _ask(engine: RemoteEngine, identity: Identity, prompt: str, config: RunConfig) -> _Answer:
     """One request, without the questions that `RemoteEngine.stream` asks before and after: they would hold a place."""
-    steps, heard, is_done = StepReader(0, None), time.monotonic(), False
+    steps, heard, is_done = StepReader(0, None, by_usage=counts_on(identity)), time.monotonic(), False
     messages = Messages(engine.server.address, *request_of(identity, prompt, config))
     try:
         while True:

@@ -25,7 +25,7 @@ from specviz.remote.chunks import RequestCounts, StreamChunk
 from specviz.remote.counters import ServerCounters
 from specviz.remote.messages import Messages
 from specviz.remote.problems import broken_off
-from specviz.remote.request import request_of, start_of
+from specviz.remote.request import counts_on, request_of, start_of
 from specviz.remote.run_counts import counts_of
 from specviz.remote.server import Identity, Server
 from specviz.remote.steps import StepReader
@@ -101,7 +101,7 @@ class _Run:
         gamma, speculates = (before.gamma, before.speculates) if before else (0, None)
         if identity.drafting is not None:
             gamma, speculates = identity.drafting.num_steps or gamma, True
-        steps = StepReader(gamma, speculates)
+        steps = StepReader(gamma, speculates, by_usage=counts_on(identity))
         started = start_of(self.server.name, identity, self.prompt, self.config, steps.gamma)
         began = time.monotonic()
         messages = Messages(self.server.address, *request_of(identity, self.prompt, self.config))
@@ -180,6 +180,8 @@ class _Run:
         if not steps.tokens_are_told:
             told = "" if self.completion is None else f" It counts {self.completion}."
             words = [f"The server does not report tokens, so each message counts as one.{told}", *words]
+        elif steps.by_usage and not steps.tokens_are_named:
+            words = ["The server names no tokens, so a message's text stands at its last one.", *words]
         if steps.prefill is not None and reason in _ENDS:
             words = [_ENDS[reason], *words]
         return self._finished(steps, reason, " ".join(words), counts)

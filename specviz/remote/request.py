@@ -11,7 +11,7 @@ from specviz.config import RunConfig
 from specviz.events import ModelInfo, RunStarted
 from specviz.remote.server import Identity
 
-__all__ = ["METHOD", "request_of", "start_of"]
+__all__ = ["METHOD", "counts_on", "request_of", "start_of"]
 
 METHOD = "attached"
 """What stands for the method of a run whose drafting happens elsewhere."""
@@ -42,11 +42,17 @@ def request_of(identity: Identity, prompt: str, config: RunConfig) -> tuple[str,
     else:
         body["return_token_ids"] = True
         body |= {"logprobs": 0} if config.raw else {"logprobs": True, "top_logprobs": 0}
-    if identity.engine == "SGLang":
+    if counts_on(identity):
         body["return_spec_tokens_details"] = True
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if config.raw:
         return "/v1/completions", body | {"prompt": prompt}
     return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}
+
+
+def counts_on(identity: Identity) -> bool:
+    """Whether each of its messages is asked for the number of tokens so far: an SGLang's name none with some drafts."""
+    return identity.engine == "SGLang"
 
 
 def start_of(

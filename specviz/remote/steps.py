@@ -19,6 +19,8 @@ from specviz.remote.pieces import emitted_tokens
 
 __all__ = ["StepReader"]
 
+_MAX_GROWN = 4096
+
 
 @dataclass(slots=True)
 class _Block:
@@ -39,14 +41,15 @@ class StepReader:
     Args:
         gamma: the most tokens the server drafts a step, 0 where that is not known.
         speculates: whether it drafts at all; None where that is not known.
+        by_usage: whether each message says how many tokens there are so far, for one that names none.
 
     text, token_ids: the answer so far. sizes: [steps] tokens of each. num_merged: messages of more than one step.
     is_timed: whether steps tell what they drafted. tokens_are_told: false where a message's tokens are not known, so
-    that it counts as one.
+    that it counts as one. tokens_are_named: whether any message named its own.
     """
 
-    def __init__(self, gamma: int, speculates: bool | None) -> None:
-        self.gamma, self.speculates = gamma, speculates
+    def __init__(self, gamma: int, speculates: bool | None, *, by_usage: bool = False) -> None:
+        self.gamma, self.speculates, self.by_usage = gamma, speculates, by_usage
         self.text = ""
         self.token_ids: list[int] = []
         self.prompt_len = 0
@@ -55,7 +58,7 @@ class StepReader:
         self.num_accepted = 0
         self.num_merged = 0
         self.decode_s = 0.0
-        self.tokens_are_told = True
+        self.tokens_are_told, self.tokens_are_named = True, False
         self._last_s = 0.0
         self.is_timed = False
         self._timings: DraftTimings | None = None
@@ -68,11 +71,13 @@ class StepReader:
     def feed(self, chunk: StreamChunk) -> list[PrefillDone | StepDone]:
         """The events that a message completes, none for one without text or tokens."""
         self.prompt_len = len(chunk.prompt_ids) or chunk.num_prompt or self.prompt_len
+        self.tokens_are_named |= bool(chunk.tokens)
         if not chunk.tokens:
-            if not chunk.text:
+            grown = self._grown(chunk)
+            if not chunk.text and not grown:
                 return []
-            self.tokens_are_told &= chunk.timings is not None
-            chunk = replace(chunk, tokens=(StreamToken(UNTOLD_ID),))
+            self.tokens_are_told &= chunk.timings is not None or grown > 0
+            chunk = replace(chunk, tokens=(StreamToken(UNTOLD_ID),) * max(1, grown))
         ahead: list[Origin] = ["target"] if self.prefill is None else []
         emitted = emitted_tokens(chunk, [*ahead, *self._origins(len(chunk.tokens) - len(ahead))])
         self.text += "".join(visible_part(token) for token in emitted)
@@ -88,6 +93,13 @@ class StepReader:
             self.is_timed = True
             return [*out, *self._timed(chunk.timings, emitted, chunk.at_s)]
         return [*out, self._step(emitted, chunk.at_s)]
+
+    def _grown(self, chunk: StreamChunk) -> int:
+        """How many tokens a message that names none carries, by the count of all so far; 0 where that says nothing."""
+        if not self.by_usage or self.tokens_are_named or chunk.num_completion is None:
+            return 0
+        grown = chunk.num_completion - len(self.token_ids)
+        return grown if 0 < grown <= _MAX_GROWN else 0
 
     def end(self) -> list[StepDone]:
         """The step that the end of the stream leaves unfinished, if there is one."""

@@ -433,7 +433,8 @@ def _option_field(option: Option, *, visible: bool) -> gr.Component:
 def _pair_info(pair: ModelPair) -> str:
     size = sum(source.num_bytes for source in pair.parts().values())
     download = f" Download {size / 1e6:,.0f} MB." if size else ""
-    account = " Its licence has to be accepted on the Hub." if pair.gated else ""
+    gated = " and ".join(source.repo for source in pair.parts().values() if source.gated)
+    account = f" To get it, accept the licence of {gated} on the Hub and log in: hf auth login." if gated else ""
     return f"{pair.summary}{download}{account}" if pair.summary else f"Needs {pair.memory_gb:.1f} GB.{account}"
 
 
