@@ -79,8 +79,6 @@ show();
 _OPTION_LABELS = {
     "ngram": "N-gram",
     "min_count": "Least count",
-    "min_match": "Shortest match",
-    "table_match": "Shortest match in the table",
 }
 """Where a setting's name is no word."""
 
