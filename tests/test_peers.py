@@ -70,6 +70,7 @@ def test_the_first_step_takes_no_time_and_counts_in_no_rate() -> None:
     steps = [event for event in encoder.lanes[1].events if isinstance(event, StepDone)]
     assert shown["title"] == "transformers: prompt lookup"
     assert shown["steps"][0][0] == 0.0 and shown["steps"][0][2] is None
+    assert shown["caption"] == "lossless, γ 5. Its first step came with the prompt"
     later = sum(len(step.emitted) for step in steps[1:])
     seconds = sum(step.draft_s + step.verify_s + step.other_s for step in steps[1:])
     assert shown["tokens_per_s"] == pytest.approx(later / seconds)

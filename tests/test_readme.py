@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from fakes import loaded_pair, tiny_llama
 from fixtures_real import load_real
+from tiny_models import make_model, make_tokenizer
 
 from specviz.drafters import registry
 from specviz.models import loader
+from specviz.trace import load_trace
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -55,6 +57,20 @@ def test_walkthrough_of_a_drafter(monkeypatch: pytest.MonkeyPatch):
     names = play(code)
     assert names["events"][0].method == "echo" and names["events"][0].exactness == "exact"
     assert any(step.drafted for step in names["events"][2:-1])
+
+
+def test_a_watched_generate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """With tiny models in place of those named; the noise of the draft's weights makes it wrong at times."""
+    target = make_model(265, layers=3).double()
+    draft = make_model(265, layers=3).double()
+    draft.model.layers[1].mlp.up_proj.weight.data *= 0.9
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: make_tokenizer())
+    found = {"Qwen/Qwen2.5-1.5B-Instruct": target, "Qwen/Qwen2.5-0.5B-Instruct": draft}
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", found.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    names = play(example("Watch your own `generate`"))
+    assert names["run"].baseline.same_text and names["run"].counters.num_drafted
+    assert load_trace("run.jsonl").plain
 
 
 def test_program_over_the_network(capsys: pytest.CaptureFixture[str]):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +21,8 @@ from specviz.cli import main
 from specviz.errors import TraceError
 from specviz.events import Event, RunFinished, RunStarted
 from specviz.metrics import fold
-from specviz.models import loader
 from specviz.trace import Trace, dump_trace, load_trace
+from specviz.ui.saved import notebook
 from specviz.ui.saved.page import saved_page, trace_of
 
 TRACES = Path(__file__).resolve().parents[1] / "assets" / "traces"
@@ -237,22 +235,105 @@ def test_a_player_runs_in_a_notebooks_frame(tmp_path: Path) -> None:
         assert watched.errors == [] and watched.outside == []
 
 
+class FrontEnd:
+    """A notebook's kernel and its front end, as far as `show` needs one: every output and update, in order."""
+
+    kernel = object()
+    execution_count = 1
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, str]] = []
+        self.outputs = 0
+
+    def display(self, bundle: dict[str, str]) -> Callable[[dict[str, str]], None]:
+        place = self.outputs
+        self.outputs += 1
+        self.sent.append((place, bundle["text/html"]))
+        return lambda later: self.sent.append((place, later["text/html"]))
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
+    fake = FrontEnd()
+    monkeypatch.setattr(notebook, "_shell", lambda: fake)
+    monkeypatch.setattr(notebook, "_display", fake.display)
+    monkeypatch.setattr(notebook, "_UPDATES_PER_S", 1e9)
+    return fake
+
+
+TAKE_OUTPUT = """([place, html]) => {
+  const main = document.querySelector('main');
+  const out = main.children[place] ?? main.appendChild(document.createElement('div'));
+  out.innerHTML = html;
+  for (const script of out.querySelectorAll('script')) {
+    const again = document.createElement('script');
+    again.textContent = script.textContent;
+    script.replaceWith(again);
+  }
+}"""
+
+
+@pytest.mark.browser
+def test_a_stream_is_shown_while_it_goes_on(front_end: FrontEnd) -> None:
+    """Also where the front end leaves out updates, as one does that draws slower than they come."""
+    events = hostile()
+    player = specviz.show(iter(events))
+    assert front_end.outputs == 2
+    feeds = [html for place, html in front_end.sent if place == 1]
+    assert len(feeds) == len(events) + 2 and feeds[-1] == ""
+    with open_page(viewport={"width": 1000, "height": 700}, reduced_motion="reduce") as watched:
+        page = watched.page
+        page.set_content("<!doctype html><html data-jp-theme-light=false><main></main>")
+        page.evaluate(TAKE_OUTPUT, front_end.sent[0])
+        page.evaluate(TAKE_OUTPUT, front_end.sent[1])
+        frame = page.frame_locator("iframe")
+        for html in feeds[1 : len(events) - 1 : 3]:
+            page.evaluate(TAKE_OUTPUT, [1, html])
+        frame.locator("#view .strip .st").first.wait_for()
+        assert frame.locator("#view .strip .st").count() < fold(events).num_steps
+        assert frame.locator("body.dark").count() == 1
+        page.evaluate(TAKE_OUTPUT, [1, feeds[-2]])
+        frame.locator(f"#view .strip .st >> nth={fold(events).num_steps - 1}").wait_for()
+        assert frame.locator("#view .answer").evaluate("node => node.textContent") == text_of(events)
+        page.evaluate(TAKE_OUTPUT, front_end.sent[-1])
+        frame.locator("#view .recorded:visible, #view .origin:visible").first.wait_for()
+        assert page.locator("iframe").count() == 1 and watched.errors == [] and watched.outside == []
+    player._ipython_display_()
+    assert front_end.outputs == 2, "it is there already"
+    front_end.execution_count += 1
+    player._ipython_display_()
+    assert front_end.sent[-1] == (2, player._repr_html_())
+
+
+def test_an_interrupted_cell_keeps_what_there_is(front_end: FrontEnd) -> None:
+    events = STREAMS["chain"]()
+
+    def stream() -> Iterator[Event]:
+        yield from events[:-2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        specviz.show(stream())
+    assert "The recording ends here." in front_end.sent[-1][1]
+    with pytest.raises(TraceError, match="not the events of a run"):
+        specviz.show(iter([]))
+
+
 @pytest.mark.real
-def test_the_example_notebook_runs_from_the_first_cell_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "load_pair", lambda name: load_real())
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {}
-    shown = [_play("".join(cell["source"]), names) for cell in cells]
-    assert len(shown) == 3
-    for player in shown:
-        assert player._repr_html_().startswith("<iframe srcdoc=")
-    assert all(cell["outputs"] == [] for cell in cells)
-
-
-def _play(source: str, names: dict[str, Any]) -> Any:
-    """Runs a cell; its value is that of the last line."""
-    tree = ast.parse(source)
-    last = tree.body.pop()
-    assert isinstance(last, ast.Expr)
-    exec(compile(tree, "notebook", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "notebook", "eval"), names)
+def test_the_example_notebook_runs_from_the_first_cell_to_the_last() -> None:
+    """In a kernel of its own, as a notebook does."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    load_real()  # fetched, if need be, with this process's patience
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    assert all(cell.outputs == [] for cell in book.cells if cell.cell_type == "code")
+    here = {"metadata": {"path": str(NOTEBOOK.parents[1])}}
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3", resources=here).execute()
+    shown = [
+        [dict(output.get("data", {})) for output in cell.outputs] for cell in book.cells if cell.cell_type == "code"
+    ]
+    frames = [
+        [data["text/html"] for data in outputs if "<iframe srcdoc=" in data.get("text/html", "")] for outputs in shown
+    ]
+    assert [len(found) for found in frames] == [1, 1, 1], "the run is shown once, live, and not again by its cell"
+    assert "&quot;still&quot;:true" in frames[2][0] and "boat" in frames[2][0]

@@ -303,7 +303,32 @@ def test_the_tokenizer_is_found_beside_the_models_weights(tiny: Tiny, tmp_path: 
     model.name_or_path = str(tmp_path)
     with watch(model) as run:
         model.generate(PROMPT, max_new_tokens=4, pad_token_id=0, eos_token_id=None)
-    assert parts(run)[0].prompt == tiny.tokenizer.decode(PROMPT[0])
+    started = parts(run)[0]
+    assert started.prompt == tiny.tokenizer.decode(PROMPT[0])
+    assert started.target.name == started.pair == tmp_path.name  # and no more of the path: a trace may travel
+
+
+@pytest.mark.browser
+def test_the_page_says_where_the_first_steps_time_is(tiny: Tiny, tmp_path: Path) -> None:
+    """It has none of its own: nothing is divided by it, and Inspect and the card say why."""
+    from browser import open_page
+
+    with watch(tiny.target, tiny.tokenizer) as run:
+        tiny.write()
+        tiny.write(assistant_model=tiny.draft)
+    path = specviz.show(run).save(tmp_path / "run.html")
+    with open_page(path.as_uri(), reduced_motion="reduce", viewport={"width": 1280, "height": 900}) as watched:
+        page = watched.page
+        page.focus("#view .strip")
+        page.keyboard.press("Home")
+        page.locator("#view .card", has_text="its time is the prompt’s").wait_for()
+        page.keyboard.press("Enter")
+        page.locator("#view [data-panel=inspect]", has_text="and in no rate").wait_for()
+        assert "read with the prompt" in page.inner_html("#view [data-panel=inspect]")
+        assert "NaN" not in page.inner_html("#view [data-panel=inspect]")
+        page.click("#tab-methods-button")
+        assert page.inner_text("#view [data-panel=methods] .title") == "transformers: assisted generation"
+        assert watched.errors + watched.messages == []
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------

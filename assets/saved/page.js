@@ -5,9 +5,9 @@ const saved = JSON.parse(document.querySelector('#saved-runs').textContent);
 const props = { value: null };
 let takeValue = () => {};
 
-const darkAsked = new URLSearchParams(location.search).get('__theme');
+let themeAsked = new URLSearchParams(location.search).get('__theme'); // else the system's
 const prefersDark = matchMedia('(prefers-color-scheme: dark)');
-const followTheme = () => document.body.classList.toggle('dark', darkAsked ? darkAsked === 'dark' : prefersDark.matches);
+const followTheme = () => document.body.classList.toggle('dark', themeAsked ? themeAsked === 'dark' : prefersDark.matches);
 prefersDark.addEventListener('change', followTheme);
 followTheme();
 
@@ -49,4 +49,20 @@ which.addEventListener('change', () => deliver(saved.runs[which.selectedIndex].d
 runView(document.querySelector('#view'), props, (name, take) => { takeValue = take; });
 chooseTab(tabs[0]);
 if (saved.race) deliver(saved.race);
-deliver(saved.runs[0].delta);
+if (saved.runs.length) deliver(saved.runs[0].delta);
+
+// -- in a notebook the page around this one says its theme, and what a run that goes on has done. A front end may leave
+// messages out, so each one brings the last few deltas again --
+
+let nextSeq = 0;
+
+addEventListener('message', ({ source, data }) => {
+  if (source !== parent || typeof data?.specviz !== 'object') return;
+  const { theme, deltas } = data.specviz ?? {};
+  if (theme) { themeAsked = theme; followTheme(); }
+  for (const delta of deltas ?? []) {
+    if (delta.seq !== nextSeq) continue;
+    nextSeq += 1;
+    deliver(delta);
+  }
+});

@@ -167,6 +167,7 @@ function renderCard(entry) {
   }
   const drafted = step.num_drafted == null ? (isListed() ? 'drafted: left open' : 'drafted: not told') : step.num_drafted ? `${step.num_accepted} of ${step.num_drafted} kept` : 'nothing drafted';
   const times = run.start?.exactness === 'unchecked' ? `${milliseconds(step.clock.at(-1) - step.clock[0])} after the message before`
+    : step.with_prompt ? 'Its pass read the prompt as well, so its time is the prompt’s'
     : `Draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}`;
   card.replaceChildren(
     el('h3', '', `Step ${step.index} `, el('small', '', drafted)), list,

@@ -4,6 +4,7 @@ unknown."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -131,10 +132,11 @@ def _method(call: Call) -> str:
 
 
 def info_of(model: Any) -> ModelInfo:
-    """A model by its name and size; where it came from is not known here."""
+    """A model by its name and size; of one from a folder only the folder's name, for a trace may travel."""
     tensors = [*model.parameters(), *model.buffers()]
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
     return ModelInfo(
-        name=str(getattr(model, "name_or_path", "") or type(model).__name__),
+        name=Path(name).resolve().name if Path(name).is_absolute() or Path(name).exists() else name,
         dtype=str(model.dtype).removeprefix("torch."),
         num_params=sum(p.numel() for p in model.parameters()),
         num_bytes=sum(t.numel() * t.element_size() for t in tensors),

@@ -15,6 +15,7 @@ import gradio as gr
 
 from specviz.assets import read_asset
 from specviz.drafters.registry import METHODS
+from specviz.generate.titles import SUMMARIES, TITLES
 
 __all__ = ["PANELS", "SCRIPT", "TEMPLATE", "VIEW_CSS", "make_view"]
 
@@ -36,10 +37,15 @@ def _panel(name: str) -> str:
 
 
 def _ways() -> str:
-    """Every method with its sentence, for the panel "methods"; its script takes a run's title and summary from here."""
+    """Every method with its sentence, for the panel "methods"; its script takes a run's title and summary from here.
+
+    Those of watched runs are not in the list, as nobody can choose them there.
+    """
+    own = [(way.name, way.title, way.summary, "") for way in METHODS.values()]
+    watched = [(name, title, SUMMARIES[name], " hidden") for name, title in TITLES.items()]
     return "\n".join(
-        f'<div data-method="{way.name}"><dt>{escape(way.title)}</dt><dd>{escape(way.summary)}</dd></div>'
-        for way in METHODS.values()
+        f'<div data-method="{name}"{hidden}><dt>{escape(title)}</dt><dd>{escape(summary)}</dd></div>'
+        for name, title, summary, hidden in own + watched
     )
 
 

@@ -11,7 +11,7 @@ function drawCost(width, step, plain) {
   const tokens = step.emitted.length;
   const took = step.clock[3] - step.clock[0];
   const isCompared = plain?.s_per_token != null && run.start.method !== 'plain';
-  const longest = Math.max(took, isCompared ? tokens * plain.s_per_token : 0);
+  const longest = Math.max(took, isCompared ? tokens * plain.s_per_token : 0) || 1; // a step whose time is the prompt's has none
   const room = width - COST_PX.left - COST_PX.after;
   const px = (time) => (room * time) / longest;
   const node = picture(width, isCompared ? 68 : 28, costLabel(step, isCompared ? plain : null));
@@ -22,7 +22,7 @@ function drawCost(width, step, plain) {
     node.append(svg('rect', { x, y: 2, width: Math.max(0.75, px(time) - 1), height: COST_PX.bar, rx: 1, class: `C-${name}` }));
     x += px(time);
   }
-  node.append(svg('text', { x: x + 8, y: 18, class: 'ink t13 bold' }, milliseconds(took)));
+  node.append(svg('text', { x: x + 8, y: 18, class: 'ink t13 bold' }, step.with_prompt ? 'read with the prompt' : milliseconds(took)));
   if (!isCompared) return node;
   node.append(svg('text', { x: 0, y: 59, class: 't13' }, 'plain'));
   for (let i = 0; i < tokens; i++) node.append(svg('rect', { x: COST_PX.left + px(i * plain.s_per_token), y: 44, width: Math.max(0.75, px(plain.s_per_token) - 1.5), height: COST_PX.bar, rx: 1, class: 't-plain' }));
@@ -33,7 +33,9 @@ function drawCost(width, step, plain) {
 /** Plain decoding was not timed at this very place: a mean pass, times the tokens. */
 const plainProduct = (tokens, plain) => `${tokens} × ${fixed(plain.s_per_token * 1000, 1)}\u00a0ms`;
 
-const costLabel = (step, plain) => `Time of step ${step.index}: draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}${plain ? `; plain decoding ${plainProduct(step.emitted.length, plain)}` : ''}`;
+const stepTimes = (step) => (step.with_prompt ? 'in the prompt’s' : `draft ${milliseconds(step.draft_s)}, check ${milliseconds(step.verify_s)}, other ${milliseconds(step.other_s)}`);
+
+const costLabel = (step, plain) => `Time of step ${step.index}: ${stepTimes(step)}${plain ? `; plain decoding ${plainProduct(step.emitted.length, plain)}` : ''}`;
 
 function costKey(step) {
   const names = [['draft', 'draft', step.draft_s], ['verify', isTold(step) ? 'check' : 'server', step.verify_s], ['other', 'other', step.other_s]];
@@ -42,6 +44,7 @@ function costKey(step) {
 
 function costWords(step, plain) {
   const ms = (time) => el('b', '', `${fixed(time * 1000, 1)}\u00a0ms`);
+  if (step.with_prompt) return prose('The pass that read the prompt also checked this draft, so its time is in the ', ms(run.counters.prefill_s), ' of the prompt, and in no rate.');
   const each = prose('This step took ', ms(step.s_per_token), ' a token.');
   if (run.start.method === 'plain') return each;
   if (plain?.s_per_token == null) { each.append(' Measure plain decoding to see whether that pays.'); return each; }

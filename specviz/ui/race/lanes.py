@@ -101,7 +101,7 @@ def lane_json(lane: Lane, before: Sequence[Lane], *, recorded: bool = False) -> 
     return {
         "method": lane.method,
         "title": title_of(lane.method),
-        "caption": _caption(started),
+        "caption": _caption(started, counters),
         "steps": steps,
         "num_tokens": counters.num_tokens,
         "decode_s": counters.decode_s,
@@ -115,14 +115,15 @@ def lane_json(lane: Lane, before: Sequence[Lane], *, recorded: bool = False) -> 
     }
 
 
-def _caption(started: RunStarted | None) -> str:
-    """Under a lane's title: the promise of the run and how much it drafts."""
+def _caption(started: RunStarted | None, counters: Counters) -> str:
+    """Under a lane's title: the promise of the run, how much it drafts, and what its clock leaves out."""
     if started is None:
         return ""
     if started.method == "plain":
         return "one token a pass"
     weights = f", {started.draft.quantization or started.draft.dtype}" if started.draft else ""
-    return f"{started.exactness}, γ {started.gamma}{weights}"
+    with_prompt = ". Its first step came with the prompt" if counters.num_untimed_steps else ""
+    return f"{started.exactness}, γ {started.gamma}{weights}{with_prompt}"
 
 
 _COLUMNS = (

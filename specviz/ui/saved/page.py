@@ -24,7 +24,7 @@ from specviz.ui.race.racing import MAX_RACERS, recorded_race
 from specviz.ui.view import SCRIPT, TEMPLATE
 from specviz.ui.wire.stream import cut_short, recorded_delta
 
-__all__ = ["MAX_RUNS", "race_page", "saved_page", "trace_of", "whole_events", "write_page"]
+__all__ = ["MAX_RUNS", "as_script", "empty_page", "race_page", "saved_page", "trace_of", "whole_events", "write_page"]
 
 MAX_RUNS = MAX_RACERS + 1
 """Runs in one file: the lanes of a race, plain decoding among them."""
@@ -57,8 +57,10 @@ _FORBIDDEN = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2
 """Characters that could end a script element or a line of JavaScript; in JSON they occur within strings only."""
 
 
-def saved_page(traces: Sequence[Trace]) -> str:
+def saved_page(traces: Sequence[Trace], *, still: bool = False) -> str:
     """The HTML of a page that shows these runs; several as a race.
+
+    still: one run does not play by itself when the page opens.
 
     A race needs plain decoding: one of the runs, or the plain run that was measured beside one.
 
@@ -75,7 +77,12 @@ def saved_page(traces: Sequence[Trace]) -> str:
     source = {"title": "", "damage": trace.damage}
     delta = recorded_delta(events, Baseline.of(trace.plain, events), "saved", source)
     title = title_of(started.method)
-    return _page(f"specviz: {title}, {started.pair}", _TABS, [(title, delta)])
+    return _page(f"specviz: {title}, {started.pair}", _TABS, [(title, delta)], still=still)
+
+
+def empty_page() -> str:
+    """The HTML of a page whose run comes by messages from the page around it, as `{specviz: {deltas: [...]}}`."""
+    return _page("specviz: a run", _TABS, [])
 
 
 def race_page(lanes: Sequence[Lane]) -> str:
@@ -159,10 +166,18 @@ def _names(names: Sequence[str]) -> list[str]:
 # --- file ------------------------------------------------------------------------------------------------------------
 
 
-def _page(title: str, tabs: Sequence[tuple[str, str]], runs: Sequence[tuple[str, str]], race: str | None = None) -> str:
+def _page(
+    title: str,
+    tabs: Sequence[tuple[str, str]],
+    runs: Sequence[tuple[str, str]],
+    race: str | None = None,
+    *,
+    still: bool = False,
+) -> str:
     """runs: title and delta of each, as JSON; race: the delta of a race of them."""
+    more = {"still": True} if still else {}
     data = {
-        "runs": [{"title": name, "delta": json.loads(delta)} for name, delta in runs],
+        "runs": [{"title": name, "delta": json.loads(delta) | more} for name, delta in runs],
         "race": json.loads(race) if race else None,
     }
     head = read_asset("saved/page.js")
@@ -177,9 +192,14 @@ def _page(title: str, tabs: Sequence[tuple[str, str]], runs: Sequence[tuple[str,
             for name, words in tabs
         ),
         markup=TEMPLATE,
-        runs=json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_FORBIDDEN),
+        runs=as_script(json.dumps(data, separators=(",", ":"), allow_nan=False)),
         script=script,
     )
+
+
+def as_script(text: str) -> str:
+    """The same JSON, fit to stand within a script element."""
+    return text.translate(_FORBIDDEN)
 
 
 def _policy(script: str) -> str:

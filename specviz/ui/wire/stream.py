@@ -15,6 +15,7 @@ A delta is one JSON object with any of these keys besides `run` and `seq`:
                 serving engine told of at the end only; what the order of its list leaves open is not among them
     plain       Baseline as JSON, once it has been measured
     verdict     headline, rest, detail, reason, kind, speed_up (`words.verdict`)
+    still       of a recorded run: true where it is not to play by itself
     source      of a recorded run: {"gallery", "title", "damage"}: its name and title in the gallery, "" for a visitor's
                 file; in words what is wrong with the file, or ""
     error       a sentence for the visitor
