@@ -31,6 +31,7 @@ __all__ = [
     "ModelInfo",
     "Origin",
     "PrefillDone",
+    "RowFate",
     "RunFinished",
     "RunStarted",
     "StepDone",
@@ -50,6 +51,11 @@ MAX_DEPTH = 32
 Fate = Literal["accepted", "rejected", "discarded"]
 """Of a drafted token: kept; tried and refused; neither. Discarded tokens were never tried, or, under a rule that keeps
 whatever is likely enough, passed on a branch of the tree that a longer or likelier one won over."""
+
+RowFate = Literal["read", "target", "accepted", "rejected", "discarded", "scored", "padding"]
+"""Of one row of a pass. read: of a prompt, or read again. target: the last committed token, whose logits are the
+target's own word. accepted, rejected, discarded: a drafted token, as in `Fate`. scored: a row for the
+drafter's own use. padding: fills the pass up, nobody reads it."""
 
 Origin = Literal["accepted", "corrected", "bonus", "target"]
 """Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;
@@ -214,8 +220,8 @@ class StepDone:
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
     with_prompt: the step's pass read the prompt as well, so its seconds are in `prefill_s` and it has none of its own.
-    company: runs that shared the target's pass, this one included. Beside others verify_s counts until the pass was
-        done for all of them, waiting for their drafts included: a pace, and no measure of the method.
+    company: runs whose passes were made together with this one's, itself included. Beside others verify_s is the
+        time until all of them were done, drafts of the others included: a pace, and no measure of the method.
     """
 
     index: int

@@ -66,6 +66,7 @@ class SpeculativeGenerator:
         self.loaded = loaded
         self._reports: dict[int, ExactnessReport] = {}
         self._cost_tables: dict[tuple[str, str, int, int], tuple[float, list[float]]] = {}
+        self._pass_costs: dict[tuple[int, ...], list[float]] = {}
         self._machine = probe().to_json() | {"threads": torch.get_num_threads()}
         self._versions = versions()  # here, not before the first token
 
@@ -179,6 +180,13 @@ class SpeculativeGenerator:
             return float(best[0] - best[1])
         finally:
             session.close()
+
+    def pass_costs(self, rows: Sequence[int]) -> list[float]:
+        """Seconds of a pass of the target at each number of rows, measured on first demand and then kept."""
+        key = tuple(rows)
+        if key not in self._pass_costs:
+            self._pass_costs[key] = pass_seconds(self.loaded.target, key, self.loaded.vocab_size, repeat=3)
+        return self._pass_costs[key]
 
     def _length(self, config: RunConfig, draft: ModelInfo | None, min_rows: int, relative_cost: float) -> DraftLength:
         """relative_cost: of a drafted token over a plain step, where a drafter knows it without a clock."""

@@ -24,6 +24,7 @@ from specviz.events import (
     Event,
     FinishReason,
     PrefillDone,
+    RowFate,
     RunFinished,
     RunStarted,
     StepDone,
@@ -102,6 +103,9 @@ class Run:
         self.first_step_s: float | None = None
         self.decode_s = 0.0
         self.num_steps = 0
+        self._proposal = Proposal.empty()
+        self._drafted_at: dict[int, DraftedToken] = {}
+        self._root_text = ""
 
     def events(self) -> Iterator[Event]:
         """The run on its own: every pass is made when it is asked for."""
@@ -145,10 +149,25 @@ class Run:
                 yield step
             yield self._finish(reason, message or self._reason_in_words(reason))
         finally:
-            try:
-                self.drafter.close()
-            finally:
-                self.session.close()
+            self.close()
+
+    def close(self) -> None:
+        """Free what a run that has not begun holds; closing its `steps` does it for one that has."""
+        try:
+            self.drafter.close()
+        finally:
+            self.session.close()
+
+    def row_fates(self) -> tuple[tuple[RowFate, ...], tuple[str, ...]]:
+        """What became of each row of the last step's pass, the last committed token first, and what it reads as."""
+        fates: list[RowFate] = ["target"]
+        texts = [self._root_text]
+        for node in range(len(self._proposal)):
+            token = self._drafted_at.get(node)
+            scored = self._proposal.is_scored_only(node)
+            fates.append("scored" if scored else "discarded" if token is None else token.fate)
+            texts.append("" if token is None else token.text or token.label)
+        return tuple(fates), tuple(texts)
 
     def _prefill(self) -> Generator[PassRequest, Tensor, PrefillDone]:
         while self.session.length < len(self.context) - 1:
@@ -192,6 +211,9 @@ class Run:
         self.drafter.observe(self._outcome(proposal, verdict, kept, tokens, logits))
         draft_s += self.clock.lap()
 
+        last = self.emitted[-1] if self.emitted else None
+        self._root_text = (last.text or last.label) if last else self.started.prompt_texts[-1]
+        self._proposal = proposal
         drafted = self._drafted(proposal, verdict, kept, pieces, cut=kept == len(tokens))
         other_s += self.clock.lap()
         self.length.observe(len(drafted), kept, verdict.origin == "corrected")
@@ -330,6 +352,7 @@ class Run:
             out.append(
                 self._drafted_token(token_ids[node], pieces[node], index[parent], node in path, trial, confidence)
             )
+        self._drafted_at = {node: out[at] for node, at in index.items() if node >= 0}
         return tuple(out)
 
     def _drafted_token(

@@ -122,6 +122,11 @@ class Session:
         return self._cache
 
     @property
+    def num_read(self) -> int:
+        """How many entries, from the first on, were read as a prompt."""
+        return self._num_read
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """After how many layers passes have to hand out the states; empty where nobody asks."""
         return tuple(self._taps or ())
