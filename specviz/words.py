@@ -19,7 +19,7 @@ _ROUNDING = "Passes of another size round differently."
 
 _REASONS: dict[FinishReason, str] = {
     "eos": "The model ended its answer.",
-    "stop": "A stop text was reached.",
+    "stop": "A stop string was reached.",
     "length": "The length limit was reached.",
     "context": "The model's context is full.",
     "time": "The time limit was reached. Everything so far is kept.",
@@ -89,7 +89,7 @@ def _of_a_server(started: RunStarted, counters: Counters) -> dict[str, Any]:
     if rate is None:
         return _verdict("none", None, "No tokens", "", started.exactness_reason)
     at_least = "at least " if counters.is_bound else ""
-    kept = "" if tau is None else f" A step that drafted brought {at_least}{tau:.2f} tokens (τ)."
+    kept = "" if tau is None else f" A drafting step wrote on average {at_least}{tau:.2f} tokens (τ)."
     headline, rest = f"{rate:.1f} tokens a second", f"as they arrived from {started.pair}"
     detail = f"{started.exactness_reason} {_how(started)}{kept}"
     return _verdict("none", None, headline, rest, detail)
@@ -101,7 +101,7 @@ def _why_fast(counters: Counters, plain: Baseline) -> str:
     if step_s is None or not plain_s:
         return ""
     tokens = counters.num_timed_tokens / counters.num_timed_steps
-    return f"A step wrote {tokens:.2f} tokens in the time that plain decoding takes for {step_s / plain_s:.2f}. "
+    return f"A step wrote {tokens:.2f} tokens in the time plain decoding takes for {step_s / plain_s:.2f}. "
 
 
 def _why_too_fast(ratio: float, counters: Counters) -> str:
@@ -110,7 +110,7 @@ def _why_too_fast(ratio: float, counters: Counters) -> str:
     if tokens is None or ratio <= BUSY_FROM * tokens:
         return ""
     return (
-        f" A pass brought {tokens:.2f} tokens, so the method cannot have gained this much: "
+        f" A pass wrote {tokens:.2f} tokens, so the method alone cannot be this fast: "
         "the machine was busier during plain decoding. Run it again."
     )
 
@@ -129,15 +129,15 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     drafting = counters.draft_s / counters.num_timed_steps / plain_s
     if drafting > 0.5 * (counters.acceptance_length or 1.0) or c >= 0.9:
         return (
-            f"The guesses cost too much: one drafted token takes {c:.2f} of a plain step, "
-            f"so the {counters.num_drafted / counters.num_steps:.1f} guesses of a step eat {drafting:.1f}. {kept}."
+            f"Drafting costs too much: {c:.2f} plain steps a token, "
+            f"so the {counters.num_drafted / counters.num_steps:.1f} tokens drafted in a step cost {drafting:.1f}. {kept}."
         )
     if (counters.coverage or 0.0) < 0.5:
         few = f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft"
-        return f"{few}, and checking takes {v:.2f} of a plain step."
+        return f"{few}, and checking costs {v:.2f} plain steps."
     if alpha is not None and alpha < 0.5:
-        return f"Too few guesses are right: {kept}, and checking takes {v:.2f} of a plain step."
-    return f"Checking takes {v:.2f} of a plain step and drafting {drafting:.2f}; {kept}."
+        return f"Too many guesses are wrong: {kept}, and checking costs {v:.2f} plain steps."
+    return f"Checking costs {v:.2f} plain steps and drafting {drafting:.2f}; {kept}."
 
 
 def _no_baseline(recorded: bool, plain_follows: bool) -> str:

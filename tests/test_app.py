@@ -218,7 +218,7 @@ def test_one_at_a_time_in_the_order_of_arrival_and_a_full_line_says_so() -> None
     texts = [next(turn).text for turn in waiting]
     assert texts[0].startswith("You are next in line.")
     assert texts[1].startswith("You are second in line.")
-    with pytest.raises(BusyError, match="waiting already"):
+    with pytest.raises(BusyError, match="already waiting"):
         next(host.turn("tiny"))
     waiting[0].close()
     assert next(waiting[1]).text.startswith("You are next in line.")

@@ -173,7 +173,7 @@ def test_94_stopped_in_the_middle_keeps_what_was_measured_and_frees_the_engine()
     assert [lane.method for lane in encoder.lanes] == ["plain", "lookahead"]
     assert encoder.lanes[1].problem.startswith("Stopped after ")
     assert encoder.lanes[1].speed_up is None
-    assert of(texts, "status")[-1]["text"] == "Stopped. The lanes that were measured stay."
+    assert of(texts, "status")[-1]["text"] == "Stopped. Measured lanes are kept."
     assert of(texts, "result")[0]["headline"].startswith("Only plain decoding finished")
     assert not host.is_busy and visit.stop is None
 
@@ -380,7 +380,7 @@ def test_the_replay_shows_python_s_numbers_at_every_moment(url: str) -> None:
         assert results(page)[1][0] == "3.33×"
         seek(page, 0)
         assert results(page)[0] == ["0 of 20", "– tokens/s"]
-        assert page.locator("#view .lane .why").inner_text().startswith("Checking takes 3.00 of a plain step")
+        assert page.locator("#view .lane .why").inner_text().startswith("Checking costs 3.00 plain steps")
         widths = page.locator("#view .lane .track svg svg").evaluate_all(
             "all => all.map(one => one.width.baseVal.value)"
         )

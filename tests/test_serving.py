@@ -98,7 +98,7 @@ def test_one_request_at_a_time_keeps_the_counters_exact(site: Any) -> None:
     second = server.turn(lambda: False)
     notice = next(second)
     assert isinstance(notice, Notice)
-    assert "keeps its counters exact" in notice.text
+    assert "counters stay exact" in notice.text
     assert list(server.turn(lambda: True)) == []
     first.close()  # type: ignore[attr-defined]
     assert isinstance(next(second), Session)

@@ -222,8 +222,8 @@ def test_failures_in_the_worker_are_told_as_anywhere(space: Any):
         ),
         ("ZeroGPU quota exceeded", "Space app has reached its GPU limit. Try re-running", "Try again later"),
         ("ZeroGPU illegal duration", "The requested GPU duration (300s) is larger", "Choose fewer new tokens."),
-        ("ZeroGPU queue timeout", "No GPU was available after 60s. Retry later", "No GPU came free within a minute"),
-        ("ZeroGPU client error", "No GPU was available", "No GPU came free within a minute"),
+        ("ZeroGPU queue timeout", "No GPU was available after 60s. Retry later", "No GPU was free within a minute"),
+        ("ZeroGPU client error", "No GPU was available", "No GPU was free within a minute"),
         ("ZeroGPU worker error", "GPU task aborted", "taken back before the run was over"),
         ("ZeroGPU worker error", "RuntimeError", "Something failed on the GPU (RuntimeError)"),
         ("ZeroGPU client error", "Expired ZeroGPU proxy token", "Expired ZeroGPU proxy token"),
@@ -237,7 +237,7 @@ def test_quota_errors_are_told_in_plain_words(title: str, message: str, said: st
 def test_a_refused_gpu_is_content_of_the_page_and_the_engine_is_free(space: Any):
     host = tiny_host()
     space.refusals.append(gr.Error("No GPU was available", title="ZeroGPU client error"))
-    assert "No GPU came free" in list(run(host))[-1]["error"]
+    assert "No GPU was free" in list(run(host))[-1]["error"]
     assert not host.is_busy
     assert any("finish" in delta for delta in run(host))
 

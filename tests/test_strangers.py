@@ -51,7 +51,7 @@ def test_the_line_tells_place_and_seconds_from_measured_turns(monkeypatch: pytes
     one = make_host()
     first, _ = take(one)
     waiting = [one.turn("tiny") for _ in range(3)]
-    reason = "One run at a time keeps the measured speeds true."
+    reason = "Runs take turns, so that each is measured alone."
     assert [next(turn).text for turn in waiting[:2]] == [  # nothing has been measured yet
         f"You are next in line. {reason}",
         f"You are second in line. {reason}",

@@ -72,10 +72,10 @@ const WORDS = {
   },
   alpha: {
     name: 'Per-token acceptance α', unit: 'no unit, 0 to 1',
-    words: 'Of the drafted tokens the target really tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
+    words: 'Of the drafted tokens the target tested, the share it kept. Tokens after a refusal were never tested, so they do not count.',
     formula: 'α = accepted / (accepted + steps with a refusal)',
     numbers: (c) => equals(`${whole(c.num_accepted)} / (${whole(c.num_accepted)} + ${whole(c.num_rejections)})`, fixed(c.alpha, 3)),
-    more: 'Theory takes this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer. Guesses tried side by side for one place count once.',
+    more: 'The formulas use this one. The draft acceptance rate also counts the untested, so it falls when drafts get longer. Guesses tried side by side for one place count once.',
   },
   acceptance_rate: {
     name: 'Draft acceptance rate', unit: 'percent',
@@ -86,7 +86,7 @@ const WORDS = {
   },
   block_efficiency: {
     name: 'Tokens per target pass', unit: 'tokens a pass',
-    words: 'How many tokens one pass of the target brings, the block efficiency. Plain decoding brings 1.',
+    words: 'Tokens written per target pass (block efficiency). Plain decoding writes 1.',
     formula: 'tokens / target passes',
     numbers: (c) => equals(`${whole(c.num_tokens)} / ${whole(c.target_work)}`, fixed(c.block_efficiency, 2)),
     more: 'Passes over the prompt are left out. A pass of part of the layers counts as that part. Every step ends in a token of the target’s own: a correction, or a bonus after a fully kept draft.',
@@ -219,7 +219,7 @@ function cardWords(step) {
 
 // -- the five headline figures; `out` replaces what differs where the target's own tokens are left out --
 
-// A serving engine's counts are bounds where other requests ran beside.
+// A serving engine's counts are bounds where other requests ran at the same time.
 const atLeast = (c, text) => (c.is_bound && text !== NO_VALUE ? `≥ ${text}` : text);
 const atMost = (c, count) => (c.is_bound ? `at most ${whole(count)}` : whole(count));
 const notTold = (c, name) => (c.steps_are_told === false && c[name] == null ? 'not told' : '');

@@ -25,7 +25,7 @@ __all__ = ["bench_attached"]
 _LEGEND = """
 Rates are medians of decoding behind the first step, as messages arrived here; ± is their range over repeats. ÷ first
 compares with the first server: a geometric mean over prompts. α, τ and accepted of drafted come from the servers' own
-counters; ≥ marks bounds, where other requests ran beside. equal compares ids with the first server's.
+counters; ≥ marks bounds, where other requests ran at the same time. equal compares ids with the first server's.
 """
 
 

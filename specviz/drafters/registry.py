@@ -302,7 +302,7 @@ METHODS: dict[str, Method] = {
         Method(
             "ngram-table",
             "N-gram table",
-            "Continues as a corpus counted beforehand most often did after the same tokens.",
+            "Looks up what most often followed the same tokens in a corpus counted beforehand.",
             "exact",
             _ngram_table,
             NgramTableDrafter.needs,
@@ -312,7 +312,7 @@ METHODS: dict[str, Method] = {
         Method(
             "suffix",
             "Suffix decoding",
-            "Continues as this run, or answers of the target read beforehand, most often did, as far as is likely.",
+            "Continues the longest match in this run or in earlier answers of the target, as far as that is likely.",
             "exact",
             _suffix,
             SuffixDrafter.needs,
@@ -336,7 +336,7 @@ METHODS: dict[str, Method] = {
         Method(
             "lookahead",
             "Lookahead",
-            "The target guesses ahead in a window beside each check; n-grams it settles into are drafted.",
+            "The target guesses ahead in a window during each check; n-grams that settle become drafts.",
             "lossless",
             _lookahead,
             frozenset({Need.TREE}),
@@ -352,7 +352,7 @@ METHODS: dict[str, Method] = {
         Method(
             "medusa",
             "Medusa heads",
-            "Extra heads on the target's last state guess several tokens at once; untrained where a pair has none.",
+            "Extra heads on the target's last hidden state guess several tokens at once; untrained if the pair has none.",
             "exact",
             _medusa,
             MedusaDrafter.needs,
@@ -363,7 +363,7 @@ METHODS: dict[str, Method] = {
         Method(
             "feature",
             "Feature head",
-            "One trained layer reads the target's hidden states and guesses on from them, as a chain or as a tree.",
+            "One trained layer drafts from the target's hidden states, as a chain or a tree.",
             "exact",
             _feature,
             FeatureDrafter.needs,
@@ -376,7 +376,7 @@ METHODS: dict[str, Method] = {
         Method(
             "early-exit",
             "Early exit",
-            "The target's own first layers draft, and checking goes on where they stopped.",
+            "The target's first layers draft; its remaining layers check.",
             "exact",
             _early_exit,
             EarlyExitDrafter.needs,
@@ -387,7 +387,7 @@ METHODS: dict[str, Method] = {
         Method(
             "quantized-copy",
             "Quantized copy of the target",
-            "The target's own weights, held in fewer bits, draft.",
+            "A quantized copy of the target drafts.",
             "exact",
             _model_draft("quantized-copy", copy=True),
             frozenset({Need.SAME_TOKENIZER}),
@@ -397,7 +397,7 @@ METHODS: dict[str, Method] = {
         Method(
             "draft-model",
             "Draft model",
-            "The pair's own smaller model drafts.",
+            "A smaller model drafts.",
             "exact",
             _model_draft("draft-model", copy=False),
             frozenset({Need.SAME_TOKENIZER, Need.DRAFT}),

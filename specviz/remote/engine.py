@@ -265,7 +265,7 @@ class _EarlyEndError(Exception):
 
 _ENDS: dict[FinishReason, str] = {
     "eos": "The model ended its answer.",
-    "stop": "A stop text was reached.",
+    "stop": "A stop string was reached.",
     "length": "The length limit was reached.",
     "context": "The model's context is full.",
     "error": "The server gave the answer up.",

@@ -222,13 +222,13 @@ def _kept_sentence(counters: Counters) -> str:
 
 def _places_sentence(counters: Counters) -> str:
     if not counters.drafted_is_known:
-        return "What was refused is not told."
+        return "The server does not report what was refused."
     if not counters.rejections_are_known:
         return "Drafts had several lengths, so only the first place is known."
     if not counters.num_tested:
         return "No drafted token was tested."
     if counters.is_bound:
-        return "At least this share was kept: other requests ran beside."
+        return "At least this share was kept: other requests ran at the same time."
     return "Share kept, with its 95 % interval."
 
 

@@ -205,5 +205,5 @@ def _stops(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(clean_text(line)[0].replace("\\n", "\n") for line in value.split("\n") if line)
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-        raise ConfigError("stop texts must be texts, one a line.")
+        raise ConfigError("stop strings must be text, one per line.")
     return tuple(clean_text(text)[0] for text in value)

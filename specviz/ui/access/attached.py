@@ -71,7 +71,9 @@ class AttachedServer:
         while not self._lock.acquire(timeout=POLL_S):
             if stopped():
                 return
-            yield Notice(f"Another request from here runs on {self.name}. One at a time keeps its counters exact.")
+            yield Notice(
+                f"Another request is running on {self.name}. Requests take turns, so that its counters stay exact."
+            )
         try:
             yield Session(self.engine, stopped)
         finally:

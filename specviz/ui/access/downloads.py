@@ -53,7 +53,7 @@ class Downloads:
         with self._lock:
             if self._num_followers >= MAX_FOLLOWERS:
                 raise BusyError(
-                    "Other visitors wait for downloads already. Try again later, or choose the loaded pair."
+                    "Other visitors are already waiting for downloads. Try again later, or choose the loaded pair."
                 )
             self._num_followers += 1
         try:

@@ -147,7 +147,7 @@ class EngineHost:
             ModelLoadError: the wanted pair cannot be fetched or loaded; the one before stays.
         """
         if pair in self.servers:
-            raise ConfigError("This measures a model that runs here, not a server. Choose a model pair on the left.")
+            raise ConfigError("This experiment needs a local model, not a server. Choose a model pair on the left.")
         if not self.serves(pair, dtype) and not self._is_on_its_way(pair):
             for text, fraction in self._downloads.follow(self._fitting(pair, dtype), stopped):
                 yield Notice(text, fraction)
@@ -205,7 +205,7 @@ class EngineHost:
         ticket = object()
         with self._line_lock:
             if len(self._line) >= MAX_WAITING:
-                raise BusyError(f"{MAX_WAITING} visitors are waiting already. Try again in a minute.")
+                raise BusyError(f"{MAX_WAITING} visitors are already waiting. Try again in a minute.")
             self._line.append(ticket)
         return ticket
 
@@ -229,7 +229,7 @@ class EngineHost:
             place = self._line.index(ticket)
         if place == 0 and self.status.phase == "loading":
             return Notice(self.status.text, self.status.fraction)
-        rest = self._about(place) or "One run at a time keeps the measured speeds true."
+        rest = self._about(place) or "Runs take turns, so that each is measured alone."
         return Notice(f"You are {_PLACES[place]} in line. {rest}")
 
     def _about(self, place: int) -> str:

@@ -21,7 +21,7 @@ MAX_VISITS = 256
 MAX_RUNS = 16
 """Pages whose last run is kept, for its baseline: the events of a long one take ten megabytes."""
 
-ALREADY_RUNNING = "A run of this page is going on already. Stop it first."
+ALREADY_RUNNING = "A run is already in progress on this page. Stop it first."
 
 MAX_KEY = 64
 """Characters of a session hash; Gradio's have eleven."""

@@ -174,7 +174,7 @@ def in_plain_words(error: gr.Error) -> str:
     if "illegal duration" in title:
         return f"This run asks for more GPU time than a visitor may use at once. {fewer}."
     if "queue timeout" in title or "No GPU was available" in message:
-        return "No GPU came free within a minute. Try again in a moment; what is there stays."
+        return "No GPU was free within a minute. Try again in a moment; the page is unchanged."
     if "quota exceeded" in title:
         numbers = re.search(r"\((\d+)s requested vs\. (\d+)s left\)", message)
         asked = f" (this run asks for {numbers[1]} s, {numbers[2]} s are left)" if numbers else ""

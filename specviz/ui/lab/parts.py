@@ -129,7 +129,7 @@ def facts_value(finding: Finding) -> str:
         why = "These drafts were trees, for which S(γ) does not hold: points only. Measured in the runs:"
     known = [[f"{value:.{digits}f}", f"{name}: {words}"] for name, words, value, digits in parts if value is not None]
     told = [[one["value"], f"{one['formula']}. {one['judgement']}"] for one in formulas(finding)]
-    return json.dumps([[why, known], ["Formulas in circulation, on the best point measured here:", told]])
+    return json.dumps([[why, known], ["Formulas from the literature, at the best measured point:", told]])
 
 
 _SURFACE_WORDS = (

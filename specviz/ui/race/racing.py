@@ -270,5 +270,5 @@ def _seed_of(run: list[Event]) -> int | None:
 
 def _end(lanes: Sequence[Lane], stopped: bool) -> str:
     if stopped:
-        return "Stopped. The lanes that were measured stay."
+        return "Stopped. Measured lanes are kept."
     return f"Measured one after another: {len(lanes)} runs."

@@ -88,7 +88,7 @@ def _why_slow(run: TourRun) -> Stop:
             ),
             paragraph(
                 f"{ratio:.2f} times as long. Reading the weights takes the time; a few tokens more to multiply them "
-                "with cost little. Speculative decoding lives on this difference."
+                "with cost little. Speculative decoding exploits this difference."
             ),
         ],
         {"tab": "lab"},
@@ -103,8 +103,8 @@ def _drafting(run: TourRun, other: TourRun) -> Stop:
         "drafting",
         [
             paragraph(
-                "If only somebody told the model the next words, it could check them all at once. So something cheap "
-                "guesses. Here it looks for the same words earlier in the text and copies what followed them there."
+                "If the model were given the next words, it could check them all at once. So something cheap guesses "
+                "them. Here it looks for the same words earlier in the text and copies what followed them there."
             ),
             words([*run.context(step), *pending(step)], f"Step {step.index} of a recorded run. Dashed: only guessed."),
         ],
@@ -116,7 +116,7 @@ def _drafting(run: TourRun, other: TourRun) -> Stop:
             paragraph(
                 f"A small trained network guesses well where there is nothing to copy, and costs more: "
                 f"{share(other.draft_cost)} "
-                "a guess in another recorded run. The price of a guess is called c."
+                "a guess in another recorded run. The cost of a guess is called c."
             ),
         ],
         run.link(step, "methods"),
@@ -138,7 +138,7 @@ def _one_check(run: TourRun) -> Stop:
             words([*run.context(step), *pending(step)]),
         ],
         f"How many passes of the target does it take to check {count} guesses?",
-        [f"{count}, one for each", "One for all of them", "Not one, the draft is trusted"],
+        [f"{count}, one for each", "One for all of them", "None, the draft is trusted"],
         1,
         [
             bars(
@@ -170,7 +170,7 @@ def _refused(run: TourRun) -> Stop:
         "keep or refuse",
         [
             paragraph(
-                "The target goes through the guesses from the left. What it would have written itself, it keeps."
+                "The target goes through the guesses from left to right. It keeps those it would have written itself."
             ),
             words([*run.context(step), *fates(step, until="rejected")]),
             paragraph(f"It refuses {quoted(refused)}: not its first choice."),
@@ -310,7 +310,7 @@ def _losing(run: TourRun) -> Stop:
         "Does it always pay?",
         "does it always pay",
         [
-            paragraph(f"Here nobody else guesses: the target’s own {layers} layers do, and all layers check."),
+            paragraph(f"Here no other model guesses: the target’s own {layers} layers do, and all layers check."),
             words([*run.context(step), *fates(step)], f"Step {step.index} of a recorded run."),
         ],
         "Was that faster than plain decoding?",
@@ -367,7 +367,7 @@ def _other_ways(runs: Sequence[TourRun]) -> Stop:
                 "caption": "Speed against plain decoding, and the share α of tested guesses kept. Prompts differ.",
             },
             paragraph(
-                "No way is best everywhere: copying wins where the answer repeats the prompt, and has nothing "
+                "No method is best everywhere: copying wins where the answer repeats the prompt, and has nothing "
                 "to say elsewhere."
             ),
         ],
@@ -418,7 +418,7 @@ def _sampling(run: TourRun) -> Stop:
             paragraph(
                 "A refused word is replaced by one drawn from what the target wanted more than the draft did: p "
                 "− q where that is positive, "
-                "stretched to 1. Both together give each word exactly the target’s probability p."
+                "rescaled to sum to 1. Both together give each word exactly the target’s probability p."
             ),
         ],
         run.link(step),

@@ -77,7 +77,7 @@ def measure_plain(host: EngineHost, visit: Visit) -> Iterator[str]:
     run = visit.last
     if run is None or not _can_measure(run):
         encoder = new_encoder() if run is None else run.encoder
-        yield encoder.status("There is no run here to compare plain decoding with. Press Run first.")
+        yield encoder.status("There is no run to compare with yet. Press Run first.")
         return
     pair, dtype = run.settings.pair, run.settings.dtype
     try:
@@ -137,14 +137,14 @@ def _plain(engine: SpeculativeGenerator, run: LastRun, stopped: Callable[[], boo
     if isinstance(end, RunFinished) and end.reason in WHOLE and (base := Baseline.of(plain, run.events)) is not None:
         run.plain = plain
         if base.same_text is False:
-            yield encoder.status("The text differs from plain decoding's. Finding out where and why.")
+            yield encoder.status("The text differs from plain decoding. Finding out where and why.")
             watched = partial(stoppable, stopped=stopped)
             base = explain_difference(engine, run.settings.prompt, config, run.events, base, watched)
         yield encoder.encode_plain(base, status=status)
     elif isinstance(end, RunFinished) and end.reason == "error":
         yield encoder.error(end.message)
     else:
-        yield encoder.without_plain("Plain decoding was not measured to its end. The run stays.")
+        yield encoder.without_plain("Measuring plain decoding did not finish. The run is unchanged.")
 
 
 def _kept(events: Iterator[Event], kept: list[Event]) -> Iterator[Event]:

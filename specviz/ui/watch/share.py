@@ -156,7 +156,7 @@ class Share:
     def _shown(self, recording: Recording, request: gr.Request) -> dict[Any, Any]:
         updates = self._show(recording, request)
         if updates is None:
-            return {self._view: new_encoder().error("A run goes on. Press Stop first, then open the trace again.")}
+            return {self._view: new_encoder().error("A run is in progress. Press Stop, then open the trace again.")}
         return updates | self.offer(recording.trace.events, recording.trace.plain)
 
     # --- files -------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ show();
 
 _OPTION_LABELS = {
     "ngram": "N-gram",
-    "min_count": "Least count",
+    "min_count": "Minimum count",
 }
 """Where a setting's name is no word."""
 
@@ -135,7 +135,7 @@ class Watch:
         self.own = self._own_fields(essential=True)
         f["gamma"] = _slider("Tokens drafted per step, γ", 0, MAX_GAMMA, "gamma", 1)
         f["temperature"] = _slider("Temperature", 0, 1.5, "temperature", 0.05)
-        f["max_new_tokens"] = _slider("New tokens, at most", 16, 512, "max_new_tokens", 16)
+        f["max_new_tokens"] = _slider("Max new tokens", 16, 512, "max_new_tokens", 16)
         f["measure_plain"] = gr.Checkbox(
             DEFAULTS["measure_plain"], label="Measure plain decoding too", info="needed for the speed-up",
             elem_id="measure",
@@ -145,29 +145,31 @@ class Watch:
             f["top_k"] = _slider("Top-k, 0 is off", 0, 200, "top_k", 1)
             f["top_p"] = _slider("Top-p, 1 is off", 0.05, 1, "top_p", 0.05)
             f["repetition_penalty"] = _slider("Repetition penalty, 1 is off", 1, 2, "repetition_penalty", 0.05)
-            f["seed"] = gr.Textbox("", label="Seed", info="empty for a fresh one, kept in the trace", max_lines=1)
-            f["stop"] = gr.Textbox("", label="Stop texts", info="one a line, at most 8; \\n is a line end", lines=2)
+            f["seed"] = gr.Textbox("", label="Seed", info="empty for a random one; saved in the trace", max_lines=1)
+            f["stop"] = gr.Textbox(
+                "", label="Stop strings", info="one per line, at most 8; \\n is a line break", lines=2
+            )
             f["exact"] = gr.Radio(
-                [("Where it is cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"],
+                [("Where cheap", "auto"), ("On", "on"), ("Off", "off")], value=DEFAULTS["exact"],
                 label="Exact passes",
-                info="padded so that greedy text equals plain decoding’s to the bit",
+                info="padded so that greedy text is bit-identical to plain decoding",
             )  # fmt: skip
             f["width"] = gr.Radio(
                 [("8, γ to 7", 8), ("16, γ to 15", 16)], value=DEFAULTS["width"], label="Most rows of an exact pass"
             )
             f["draft_quant"] = gr.Dropdown(
                 [("The pair’s own", "auto"), *((quant, quant) for quant in DRAFT_QUANTS)], value="auto",
-                label="Draft precision", info="how a drafting model’s weights are held", filterable=False,
+                label="Draft precision", info="number format of the draft model’s weights", filterable=False,
             )  # fmt: skip
             f["draft_length"] = gr.Dropdown(
                 [("γ every step", "fixed"), ("Longer after success", "heuristic"),
-                 ("Until the draft doubts", "confidence"), ("Best in theory", "best")],
+                 ("Until the draft is unsure", "confidence"), ("Best in theory", "best")],
                 value=DEFAULTS["draft_length"], label="Draft length", info="from step to step, at most γ",
                 filterable=False,
             )  # fmt: skip
-            f["confidence"] = _slider("Doubt below", 0, 1, "confidence", 0.05, visible=False)
+            f["confidence"] = _slider("Stop drafting below", 0, 1, "confidence", 0.05, visible=False)
             f["verify"] = gr.Dropdown(
-                [("Lossless, the best for the draft", "auto"), ("Lossless, drawn chains as a block", "block"),
+                [("Lossless, chosen automatically", "auto"), ("Lossless, block verification", "block"),
                  ("Lossless, token by token", "token"), ("Typical acceptance, approximate", "typical"),
                  ("Threshold, approximate", "threshold")],
                 value=DEFAULTS["verify"], label="Verification", info="which drafted tokens are kept", filterable=False,
@@ -176,12 +178,12 @@ class Watch:
             f["delta"] = _slider("Typical acceptance, δ", 0, 1, "delta", 0.05, visible=False)
             f["threshold"] = _slider("Threshold of p", 0, 1, "threshold", 0.05, visible=False)
             f["dtype"] = gr.Dropdown(
-                [("What is fast here", "auto"), *((dtype, dtype) for dtype in DTYPES[1:])], value=host.default_dtype,
-                label="Number format", info="of all computing; another one loads the pair again", filterable=False,
+                [("Fastest here", "auto"), *((dtype, dtype) for dtype in DTYPES[1:])], value=host.default_dtype,
+                label="Number format", info="for all computation; changing it reloads the pair", filterable=False,
             )  # fmt: skip
             f["raw"] = gr.Checkbox(DEFAULTS["raw"], label="No chat template", info="the model continues the text")
             f["detail"] = gr.Checkbox(
-                DEFAULTS["detail"], label="Record likeliest tokens", info="five of draft and target each"
+                DEFAULTS["detail"], label="Record likeliest tokens", info="the top five of draft and target"
             )
             f["time_limit_s"] = _slider("Time limit, seconds", 5, MAX_TIME_S, "time_limit_s", 5)
 
