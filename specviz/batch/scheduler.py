@@ -131,7 +131,8 @@ class Batch:
                     "Shorten the prompt or ask for fewer tokens."
                 )
             if self._load is not None and config.sampling.is_greedy:
-                run.length = LoadLength(run.length, self._load)
+                run.length = length = LoadLength(run.length, self._load)
+                run.most_nodes = length.most_nodes
         run.piece = PIECE
         ticket = Ticket(len(self.tickets), run, alone, time.perf_counter())
         self.tickets.append(ticket)
@@ -320,8 +321,8 @@ class Batch:
         if ticket.alone and cache is not None:
             self._make_room(ticket, request)
         step = ticket.go_on(answer)
-        if step is not None and self._load is not None and step.drafted:
-            self._load.drafted(len(step.drafted), step.draft_s)
+        if step is not None and step.drafted and isinstance(ticket.run.length, LoadLength):
+            ticket.run.length.paid(len(step.drafted), step.draft_s)
         return step
 
     def _make_room(self, ticket: Ticket, request: PassRequest) -> None:
