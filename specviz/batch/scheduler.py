@@ -93,7 +93,7 @@ class Batch:
         self._load: Load | None = None
         if by_load and max_running > 1 and self._decoder is not None:
             self._load = Load(COST_ROWS, generator.pass_costs(COST_ROWS))
-        self._record = record
+        self.record = record
         self._began = time.perf_counter()
         self._num_passes = self._num_rows = self._most_used = 0
         self._seconds = self._target_s = 0.0
@@ -360,8 +360,8 @@ class Batch:
         return time.perf_counter() - self._began
 
     def _tell(self, event: Callable[[], BatchEvent]) -> None:
-        if self._record is not None:
-            self._record(event())
+        if self.record is not None:
+            self.record(event())
 
     def _pass_done(
         self,
