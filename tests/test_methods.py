@@ -375,7 +375,8 @@ def test_q_against_p(chromium):
 def test_a_cascade_tells_who_was_asked(chromium):
     panel = show(chromium, "cascade", 1)
     told = lambda: panel.locator(".asked li").all_inner_texts()  # noqa: E731
-    assert told() == ["Prompt lookup\n1 token matched, 3 needed", "Feature head\ndrafted"]
+    expected = "0.5\xa0tokens expected, 1.2\xa0tokens needed"
+    assert told() == [f"N-gram table\n{expected}", "Suffix decoding\nin the same tree", "Feature head\ndrafted"]
     assert "after layers 1, 2 and the last" in panel.inner_text()
     choose(chromium.page, 2)
     assert told() == ["Prompt lookup\ndrafted"]
