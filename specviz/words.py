@@ -130,7 +130,8 @@ def _why_slow(counters: Counters, plain: Baseline | None) -> str:
     if drafting > 0.5 * (counters.acceptance_length or 1.0) or c >= 0.9:
         return (
             f"Drafting costs too much: {c:.2f} plain steps a token, "
-            f"so the {counters.num_drafted / counters.num_steps:.1f} tokens drafted in a step cost {drafting:.1f}. {kept}."
+            f"so the {counters.num_drafted / counters.num_steps:.1f} tokens drafted in a step cost {drafting:.1f}. "
+            f"{kept}."
         )
     if (counters.coverage or 0.0) < 0.5:
         few = f"Only {counters.num_drafting_steps} of {counters.num_steps} steps had anything to draft"

@@ -352,7 +352,7 @@ METHODS: dict[str, Method] = {
         Method(
             "medusa",
             "Medusa heads",
-            "Extra heads on the target's last hidden state guess several tokens at once; untrained if the pair has none.",
+            "Extra heads on the target's last state guess several tokens at once; untrained if the pair has none.",
             "exact",
             _medusa,
             MedusaDrafter.needs,
