@@ -1,4 +1,4 @@
-"""`python -m specviz page` and `picture`: recorded runs as one HTML file that needs no server, or as a moving picture."""
+"""`python -m specviz page` and `picture`: recorded runs as an HTML file that needs no server, or a moving picture."""
 
 from __future__ import annotations
 
