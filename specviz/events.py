@@ -31,6 +31,7 @@ __all__ = [
     "ModelInfo",
     "Origin",
     "PrefillDone",
+    "RowFate",
     "RunFinished",
     "RunStarted",
     "StepDone",
@@ -50,6 +51,11 @@ MAX_DEPTH = 32
 Fate = Literal["accepted", "rejected", "discarded"]
 """Of a drafted token: kept; tried and refused; neither. Discarded tokens were never tried, or, under a rule that keeps
 whatever is likely enough, passed on a branch of the tree that a longer or likelier one won over."""
+
+RowFate = Literal["read", "target", "accepted", "rejected", "discarded", "scored", "padding"]
+"""Of one row of a pass. read: of a prompt, or read again. target: the last committed token, whose logits are the
+target's own word. accepted, rejected, discarded: a drafted token, as in `Fate`. scored: a row for the
+drafter's own use. padding: fills the pass up, nobody reads it."""
 
 Origin = Literal["accepted", "corrected", "bonus", "target"]
 """Of an emitted token: drafted and kept; the target's word at a refusal; the target's word after a fully kept draft;
@@ -209,13 +215,15 @@ class StepDone:
     num_drafted: tokens drafted, None where a serving engine does not tell; len(drafted) where `drafted` is known.
     rows: rows of the target's pass, num_padding that only fill it up among them.
     target_work: the target's work in full passes, as its layers were run. A chain 1; early exit n*E/L + (L - E)/L with
-        n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking.
+        n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking; 2
+        where tokens were fed again.
+    num_again: tokens that were fed again, as the target keeps a recurrent state, and that had read a refused token.
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
     with_prompt: the step's pass read the prompt as well, so its seconds are in `prefill_s` and it has none of its own.
-    company: runs that shared the target's pass, this one included. Beside others verify_s counts until the pass was
-        done for all of them, waiting for their drafts included: a pace, and no measure of the method.
+    company: runs whose passes were made together with this one's, itself included. Beside others verify_s is the
+        time until all of them were done, drafts of the others included: a pace, and no measure of the method.
     """
 
     index: int
@@ -232,6 +240,7 @@ class StepDone:
     gamma: int
     note: DraftNote | None = None
     num_padding: int = 0
+    num_again: int = 0
     with_prompt: bool = False
     company: int = 1
 

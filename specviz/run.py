@@ -7,7 +7,7 @@ drives it decides whether a pass is made alone or with others: `Run.events` make
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from specviz.events import (
     Event,
     FinishReason,
     PrefillDone,
+    RowFate,
     RunFinished,
     RunStarted,
     StepDone,
@@ -72,6 +73,7 @@ class Run:
     """The state of one run.
 
     session: of the target, its own until it is given another cache. piece: prompt tokens a pass at most.
+    most_nodes: how many candidates a tree keeps that was asked for so many tokens, None for all. Only for greedy runs.
     """
 
     def __init__(
@@ -96,12 +98,16 @@ class Run:
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []
         self.piece = PREFILL_ROWS
+        self.most_nodes: Callable[[int], int | None] = lambda ask: None
         self.clock = _Clock(str(loaded.device))
         self.began = time.perf_counter()
         self.prefill_s = 0.0
         self.first_step_s: float | None = None
         self.decode_s = 0.0
         self.num_steps = 0
+        self._proposal = Proposal.empty()
+        self._drafted_at: dict[int, DraftedToken] = {}
+        self._root_text = ""
 
     def events(self) -> Iterator[Event]:
         """The run on its own: every pass is made when it is asked for."""
@@ -145,10 +151,25 @@ class Run:
                 yield step
             yield self._finish(reason, message or self._reason_in_words(reason))
         finally:
-            try:
-                self.drafter.close()
-            finally:
-                self.session.close()
+            self.close()
+
+    def close(self) -> None:
+        """Free what a run that has not begun holds; closing its `steps` does it for one that has."""
+        try:
+            self.drafter.close()
+        finally:
+            self.session.close()
+
+    def row_fates(self) -> tuple[tuple[RowFate, ...], tuple[str, ...]]:
+        """What became of each row of the last step's pass, the last committed token first, and what it reads as."""
+        fates: list[RowFate] = ["target"]
+        texts = [self._root_text]
+        for node in range(len(self._proposal)):
+            token = self._drafted_at.get(node)
+            scored = self._proposal.is_scored_only(node)
+            fates.append("scored" if scored else "discarded" if token is None else token.fate)
+            texts.append("" if token is None else token.text or token.label)
+        return tuple(fates), tuple(texts)
 
     def _prefill(self) -> Generator[PassRequest, Tensor, PrefillDone]:
         while self.session.length < len(self.context) - 1:
@@ -172,7 +193,7 @@ class Run:
             proposal = self.drafter.propose(shown, ask, self.rng)
         draft_s = self.clock.lap()
 
-        proposal = self._fitting(proposal, ask)
+        proposal = self._likeliest(self._fitting(proposal, ask), self.most_nodes(ask))
         known = (proposal.token_ids >= 0) & (proposal.token_ids < self.loaded.vocab_size)
         to_score = torch.where(known, proposal.token_ids, 0)  # an id without an embedding cannot be looked up
         other_s = self.clock.lap()
@@ -185,13 +206,17 @@ class Run:
 
         verdict = self._verify(proposal, logits)
         tokens, kept, pieces, reason = self._accept(proposal, verdict)
-        self.session.keep_path(verdict.path[:kept])
-        self.context += [token.token_id for token in tokens]
         other_s += self.clock.lap()
+        self.session.keep_path(verdict.path[:kept], is_last=reason is not None)
+        verify_s += self.clock.lap()
+        self.context += [token.token_id for token in tokens]
 
         self.drafter.observe(self._outcome(proposal, verdict, kept, tokens, logits))
         draft_s += self.clock.lap()
 
+        last = self.emitted[-1] if self.emitted else None
+        self._root_text = (last.text or last.label) if last else self.started.prompt_texts[-1]
+        self._proposal = proposal
         drafted = self._drafted(proposal, verdict, kept, pieces, cut=kept == len(tokens))
         other_s += self.clock.lap()
         self.length.observe(len(drafted), kept, verdict.origin == "corrected")
@@ -212,10 +237,11 @@ class Run:
             draft_s=draft_s,
             verify_s=verify_s,
             other_s=other_s,
-            cache_len=self.session.length,
+            cache_len=len(self.session.token_ids),
             gamma=ask if self.started.gamma else 0,
             note=proposal.note if proposal.note.kind else None,
             num_padding=self.session.num_padding,
+            num_again=self.session.num_again,
             company=request.company,
         )
         return step, reason
@@ -238,6 +264,16 @@ class Run:
                 if token_ids[node] not in self.loaded.eos_ids:
                     alive.add(node)
         return proposal.keep(kept)
+
+    def _likeliest(self, proposal: Proposal, most: int | None) -> Proposal:
+        """A tree cut to its `most` likeliest candidates by the draft's own word, each with all it hangs from."""
+        if most is None or len(proposal) <= most or not proposal.confidence or any(proposal.scored_only):
+            return proposal
+        paths: list[float] = []
+        for node, parent in enumerate(proposal.parents):
+            paths.append(proposal.confidence[node] * (1.0 if parent < 0 else paths[parent]))
+        order = sorted(range(len(paths)), key=lambda node: (-paths[node], node))
+        return proposal.keep(sorted(order[:most]))
 
     def _verify(self, proposal: Proposal, logits: Tensor) -> Verdict:
         logits = logits.cpu()
@@ -330,6 +366,7 @@ class Run:
             out.append(
                 self._drafted_token(token_ids[node], pieces[node], index[parent], node in path, trial, confidence)
             )
+        self._drafted_at = {node: out[at] for node, at in index.items() if node >= 0}
         return tuple(out)
 
     def _drafted_token(

@@ -430,12 +430,13 @@ def feature() -> list[Event]:
 
 
 def cascade() -> list[Event]:
-    """A cascade: lookup has too short a match and a feature head speaks, lookup speaks, nobody speaks."""
+    """A cascade: one drafter promises too little and another's candidates grow in a head's tree, lookup speaks, nobody
+    speaks."""
     _, _, second, _ = feature()
     assert isinstance(second, StepDone) and second.note
-    weak = {**second.note.data, "from": "feature", "passed": [["prompt-lookup", 1, 3]]}
+    weak = {**second.note.data, "from": "feature", "passed": [["ngram-table", 0.5, 1.24]], "joined": ["suffix"]}
     strong = {"source_start": 2, "source_end": 3, "match_len": 1, "from": "prompt-lookup", "passed": []}
-    none = {"from": None, "passed": [["prompt-lookup", 0, 3], ["feature", 0, 0]]}
+    none = {"from": None, "passed": [["prompt-lookup", 0, 0.8], ["feature", 0, 0]]}
     words = "prompt-lookup: Copied: 1 that followed the same 1 earlier in the text"
     word = drafted(7, " the", -1, "accepted", draft_prob=None)
     return stream(

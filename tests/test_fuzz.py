@@ -109,7 +109,7 @@ PARAMETERS = (
     "stop", "pair", "dtype", "exact", "width", "draft_quant", "draft_length", "confidence", "verify", "epsilon",
     "delta", "threshold", "options", "raw", "detail", "time_limit_s",
 )  # fmt: skip
-OPTIONS = st.dictionaries(st.sampled_from(["window", "tree", "ngram", "min_match", "\ud800"]), FEW, max_size=2)
+OPTIONS = st.dictionaries(st.sampled_from(["window", "tree", "ngram", "min_count", "\ud800"]), FEW, max_size=2)
 
 
 @given(

@@ -215,12 +215,13 @@ def test_a_folder_with_sliding_windows_runs(tmp_path: Path, capsys: pytest.Captu
 
 def test_case_113_a_gated_pair_says_how_to_get_it():
     """Case 113: the page names every repository whose licence is asked for, and the words that log in."""
-    from specviz.models.catalog import get_pair
+    from specviz.models.catalog import custom_pair, get_pair
     from specviz.ui.watch.tab import _pair_info
 
     said = _pair_info(get_pair("gemma-3-1b"))
     assert "google/gemma-3-1b-it and google/gemma-3-270m-it" in said and "hf auth login" in said
     assert "hf auth login" not in _pair_info(get_pair("smollm3-3b"))
+    assert _pair_info(custom_pair("owner/name")) == "", "no memory is told where none is known"
 
 
 def test_a_run_on_folders_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

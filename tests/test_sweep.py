@@ -176,7 +176,7 @@ def test_columns_hold_what_acts_in_a_run() -> None:
     assert columns == {
         "gamma": DEFAULT_GAMMA, "draft_length": "fixed", "draft_quant": "auto", "verify": "threshold", "epsilon": None,
         "delta": None, "threshold": 0.5, "temperature": 0.0, "exact": "off", "width": None, "fallback": "none",
-        "fallback_tree": "auto", "min_match": 0, "table_match": 0, "min_count": 1,
+        "fallback_tree": "auto",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from specviz.batch.shared_pass import run_shared
 from specviz.models.decoder import LeanDecoder
 from specviz.models.session import KEY_BLOCK, PassRequest, Session
 
-__all__ = ["CompanyReport", "check_company"]
+__all__ = ["CompanyReport", "check_company", "company_report"]
+
+_reports: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], CompanyReport]] = weakref.WeakKeyDictionary()
 
 CONTEXTS = (46, 62, 63, 64, 65, 100, 130, 30)
 """Tokens before each sequence's first check: on both sides of a page's end."""
@@ -42,6 +45,14 @@ class CompanyReport:
             f"Self-test of shared passes: {self.num_equal} of {self.num_positions} positions equal to the bit in "
             f"company and alone, in passes of up to {self.max_rows} rows."
         )
+
+
+def company_report(model: Any, min_rows: int, width: int, vocab_size: int) -> CompanyReport:
+    """What `check_company` finds, asked once for a model and then kept with it."""
+    reports = _reports.setdefault(model, {})
+    if (min_rows, width) not in reports:
+        reports[min_rows, width] = check_company(model, min_rows, width, vocab_size)
+    return reports[min_rows, width]
 
 
 def check_company(model: Any, min_rows: int, width: int, vocab_size: int) -> CompanyReport:

@@ -166,8 +166,9 @@ class BlockTable:
         self.length = length
 
     def name(self, token_ids: Sequence[int]) -> None:
-        """Make the full pages findable. token_ids: of the sequence from its beginning, `length` of them at least."""
-        for index in range(len(self._digests), self.length // self.page_tokens):
+        """Make the full pages of these tokens findable, as far as they count. token_ids: of the sequence from its
+        beginning."""
+        for index in range(len(self._digests), min(self.length, len(token_ids)) // self.page_tokens):
             start = index * self.page_tokens
             before = self._digests[-1] if self._digests else b""
             self._digests.append(_digest(before, token_ids[start : start + self.page_tokens]))

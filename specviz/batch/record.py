@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specviz.events import Exactness, FinishReason, event_from_json, event_to_json
+from specviz.events import Exactness, FinishReason, RowFate, event_from_json, event_to_json
 
 __all__ = [
     "BatchEvent",
@@ -20,7 +20,6 @@ __all__ = [
     "BatchStarted",
     "PassDone",
     "PassRows",
-    "RowFate",
     "SequenceArrived",
     "SequenceLeft",
     "SequencePages",
@@ -31,11 +30,6 @@ __all__ = [
 RowKind = Literal["prompt", "again", "check"]
 """What a sequence's rows were for: reading its prompt; reading again what it had before it was preempted; checking a
 draft, or none, behind the last committed token."""
-
-RowFate = Literal["read", "target", "accepted", "rejected", "discarded", "scored", "padding"]
-"""Of one row of a pass. read: of a prompt, or read again. target: the last committed token, whose logits are the
-target's own word. accepted, rejected, discarded: a drafted token, as in `specviz.events.Fate`. scored: a row for the
-drafter's own use. padding: fills the pass up, nobody reads it."""
 
 
 @dataclass(frozen=True, slots=True)

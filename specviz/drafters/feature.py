@@ -8,7 +8,6 @@ Source: see `specviz.drafters.feature_head`; trees of fixed shape as in EAGLE, s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +15,10 @@ from torch import Tensor
 
 from specviz.config import SamplingParams
 from specviz.drafters.base import DraftContext, Need, Outcome
+from specviz.drafters.budget import Budget
 from specviz.drafters.context_head import ContextHead
 from specviz.drafters.feature_head import Eagle3Parts, EagleParts, FeatureParts, FusedParts
+from specviz.drafters.growth import Growth
 from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, Tree
 from specviz.errors import ModelLoadError
 from specviz.events import DraftNote
@@ -89,11 +90,14 @@ def _part(trained: TrainedDraft, name: str, shape: tuple[int, ...]) -> Tensor:
 _ROOM = 1 + MAX_TREE_NODES
 """Entries of one draft, which never count."""
 
+FOLLOWS = 0.45
+"""Odds that one of the head's guesses behind a kept candidate is kept too: what a further level may be hoped to add."""
+
 
 class FeatureDrafter:
     """Guesses from the states that the target leaves behind; greedy guesses or, when sampling, draws from its q.
 
-    taps: after how many of the target's layers it reads the state, besides the last.
+    taps: after how many of the target's layers it reads the state, besides the last. budget: what its trees follow.
     """
 
     name = "feature"
@@ -110,6 +114,7 @@ class FeatureDrafter:
         vocab_size: int,
         max_new_tokens: int,
         stop_below: float = 0.0,
+        budget: Budget | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """
@@ -118,7 +123,8 @@ class FeatureDrafter:
             head: what the trunk's states are projected with.
             vocab_size: ids at or above are never drafted.
             max_new_tokens: bounds the cache. stop_below: a chain ends behind a token whose q is under this; the token
-                itself is still proposed.
+                itself is still proposed. budget: what a tree without a fixed size follows; without one it takes
+                every candidate that there is room for.
         """
         self.taps = tuple(taps)
         self.notes = notes
@@ -129,6 +135,8 @@ class FeatureDrafter:
         self._vocab_size = vocab_size
         self._max_new_tokens = max_new_tokens
         self._stop_below = stop_below
+        self.budget = budget
+        self._levels = 0
         self._cache = InPlaceCache(decoder.num_layers, 0)
         self._read = 0
         self._behind: Tensor | None = None
@@ -140,11 +148,24 @@ class FeatureDrafter:
     def reset(self, prompt_ids: Sequence[int], target: Session | None = None) -> None:
         self.close()
         self._head.reset()
+        if self.budget is not None:
+            self.budget.reset()
         self._cache = InPlaceCache(self._decoder.num_layers, len(prompt_ids) + self._max_new_tokens + _ROOM)
         if target is not None:
             self._catch_up(prompt_ids, target)
 
+    @property
+    def joins(self) -> bool:
+        """Whether another drafter's candidates can grow in one tree with the head's own."""
+        return isinstance(self._tree, GrowingTree)
+
     def propose(self, context: DraftContext, max_tokens: int, rng: torch.Generator) -> Proposal:
+        return self.propose_with(context, max_tokens, rng, None)
+
+    def propose_with(
+        self, context: DraftContext, max_tokens: int, rng: torch.Generator, others: Proposal | None
+    ) -> Proposal:
+        """A tree over the head's candidates and those of `others`, which tell a confidence; where `joins`."""
         assert context.target is not None, "the head reads the target's states"
         self._catch_up(context.token_ids, context.target)
         if self._behind is None:  # a prompt of one token: nothing has been through the target yet
@@ -152,13 +173,15 @@ class FeatureDrafter:
         with torch.inference_mode():
             self._head.read(context.token_ids)
             if isinstance(self._tree, GrowingTree):
-                return self._grow(context, max_tokens, self._tree)
+                return self._grow(context, max_tokens, self._tree, others)
             if self._tree.is_chain:
                 return self._chain(context, max_tokens, rng)
             return self._branches(context, self._tree.cut(max_tokens, len(self._head.ids)))
 
     def observe(self, outcome: Outcome) -> None:
-        pass
+        if self.budget is not None:
+            self.budget.spend(len(outcome.token_ids), 1 + len(outcome.proposal), self._levels)
+        self._levels = 0
 
     def close(self) -> None:
         self._cache = InPlaceCache(self._decoder.num_layers, 0)
@@ -196,6 +219,7 @@ class FeatureDrafter:
         while True:
             token, sure, q = self._pick(self._head(state[None])[0], params, ids, rng)
             drafted.append(token)
+            self._levels = len(drafted)
             ids.append(token)
             confidence.append(sure)
             if q is not None:
@@ -219,6 +243,7 @@ class FeatureDrafter:
         level, behind = [-1], self._behind[None]
         ids = list(context.token_ids)
         for depth in range(1, tree.depth + 1):
+            self._levels = depth
             logits = self._head(behind)
             rank = 1 + max(path[-1] for path in tree.paths if len(path) == depth)
             full = [penalise(self._spread(row), ids, context.sampling.repetition_penalty) for row in logits]
@@ -234,54 +259,54 @@ class FeatureDrafter:
             behind = self._read_level(level, depth, tokens, parents, states)
         return Proposal(torch.tensor(tokens), parents, None, (), tuple(sure), self._note(tree.levels()))
 
-    def _grow(self, context: DraftContext, max_depth: int, tree: GrowingTree) -> Proposal:
-        """A tree that follows the head's own probabilities. A path's is the product along it, so a chosen candidate's
-        parent is always chosen too. Candidates are the head's best, not draws."""
+    def _grow(
+        self, context: DraftContext, max_depth: int, tree: GrowingTree, others: Proposal | None = None
+    ) -> Proposal:
+        """A tree that follows the head's own probabilities, and those of another drafter's candidates where it is given
+        some. Candidates are the best, not draws."""
         assert self._behind is not None
-        ids, penalty = list(context.token_ids), context.sampling.repetition_penalty
-        breadth = min(tree.breadth, tree.num_nodes, len(self._head.ids))
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        sure: list[float] = []
-        paths: list[float] = []  # log-probability of each candidate's whole path
+        budget = self.budget if tree.num_nodes is None else None
+        most = tree.num_nodes or MAX_TREE_NODES
+        growth = Growth()
+        if others is not None:
+            growth.add_others(others)
         states: dict[int, Tensor] = {}
         level, behind = [-1], self._behind[None]
         for depth in range(1, max_depth + 1):
-            logits = self._head(behind).cpu()
-            if penalty == 1.0:
-                best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1).topk(breadth)
-                found = self._head.ids[best.indices].tolist()
-            else:
-                full = torch.stack([penalise(self._spread(row), ids, penalty) for row in logits])
-                best = torch.log_softmax(full, -1).topk(breadth)
-                found = best.indices.tolist()
-            first = len(tokens)
-            for parent, row_tokens, row_values in zip(level, found, best.values.tolist(), strict=True):
-                for token, value in zip(row_tokens, row_values, strict=True):
-                    tokens.append(token)
-                    parents.append(parent)
-                    depths.append(depth)
-                    sure.append(min(1.0, math.exp(value)))
-                    paths.append(value + (paths[parent] if parent >= 0 else 0.0))
-            fresh = sorted(range(first, len(tokens)), key=lambda node: -paths[node])
-            last_in = sorted(paths, reverse=True)[: tree.num_nodes][-1] if len(paths) >= tree.num_nodes else -math.inf
-            level = sorted(node for node in fresh[:breadth] if paths[node] > last_in or last_in == -math.inf)
-            if depth == max_depth or not level:  # no path through these can still be among the likeliest
+            self._levels = depth
+            for parent, guesses in zip(level, self._guesses(behind, context, min(tree.breadth, most)), strict=True):
+                growth.add(parent, guesses)
+            growth.weigh()
+            order = growth.likeliest()
+            if depth == max_depth:
                 break
-            behind = self._read_level(level, depth, tokens, parents, states)
-        chosen = sorted(sorted(range(len(tokens)), key=lambda node: (-paths[node], node))[: tree.num_nodes])
-        place = {node: row for row, node in enumerate(chosen)} | {-1: -1}
-        reached = [depths[node] for node in chosen]
-        levels = [reached.count(depth) for depth in range(1, max(reached) + 1)]
-        return Proposal(
-            torch.tensor([tokens[node] for node in chosen]),
-            tuple(place[parents[node]] for node in chosen),
-            None,
-            (),
-            tuple(sure[node] for node in chosen),
-            self._note(levels),
-        )
+            last_in = growth.odds(order[most - 1]) if len(order) >= most else 0.0
+            readable = [node for node in growth.on_level(depth) if depth == 1 or growth.parents[node] in states]
+            level = sorted(node for node in readable[: tree.breadth] if growth.odds(node) > last_in)
+            if not level:  # no path through these can still be among the likeliest
+                break
+            if budget is not None and not budget.pays_level(FOLLOWS * sum(growth.odds(node) for node in level)):
+                break
+            behind = self._read_level(level, depth, growth.tokens, growth.parents, states)
+        chosen = order[:most]
+        if budget is not None:
+            chosen = chosen[: budget.best_size([growth.odds(node) for node in chosen])]
+        return growth.proposal(chosen, self._note(growth.levels(chosen)))
+
+    def _guesses(self, behind: Tensor, context: DraftContext, breadth: int) -> list[list[tuple[int, float]]]:
+        """The likeliest tokens behind each of [nodes, d_model] states, with their probabilities."""
+        logits, penalty = self._head(behind).cpu(), context.sampling.repetition_penalty
+        if penalty == 1.0:
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            warmth = 1.0 if context.sampling.is_greedy else context.sampling.temperature
+            best = torch.softmax(wide / warmth, -1).topk(min(breadth, wide.shape[-1]))
+            found = self._head.ids[best.indices]
+        else:
+            full = torch.stack([penalise(self._spread(row), list(context.token_ids), penalty) for row in logits])
+            best = torch.softmax(full, -1).topk(min(breadth, len(self._head.ids)))
+            found = best.indices
+        rows = zip(found.tolist(), best.values.tolist(), strict=True)
+        return [list(zip(tokens, probs, strict=True)) for tokens, probs in rows]
 
     def _read_level(
         self, level: Sequence[int], depth: int, tokens: Sequence[int], parents: Sequence[int], states: dict[int, Tensor]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specviz.config import RunConfig
 from specviz.detokenize import token_names
 from specviz.drafters.base import Drafter, Need
-from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, CascadeDrafter
+from specviz.drafters.budget import Budget, costs_of
+from specviz.drafters.cascade import FALLBACK, FALLBACK_TREE, CascadeDrafter
 from specviz.drafters.context_head import ContextHead
 from specviz.drafters.early_exit import EXIT_LAYER, EarlyExitDrafter, early_exit_refusal, read_exit_layer
 from specviz.drafters.feature import FeatureDrafter, read_parts
@@ -21,7 +22,7 @@ from specviz.drafters.plain import PlainDrafter
 from specviz.drafters.prompt_lookup import PromptLookupDrafter
 from specviz.drafters.suffix import SUFFIX_OPTIONS, SuffixDrafter, load_index, read_suffix_tree
 from specviz.drafters.translation import translation_for
-from specviz.drafters.tree import FEATURE_TREE, TREE, GrowingTree, Tree, parse_growing, parse_tree
+from specviz.drafters.tree import FEATURE_TREE, MAX_TREE_NODES, TREE, GrowingTree, Tree, parse_growing, parse_tree
 from specviz.errors import ConfigError
 from specviz.events import Exactness, ModelInfo
 from specviz.models.catalog import ModelPair
@@ -65,6 +66,10 @@ class Method:
         if self.exactness == "exact" and self.is_chain is not None and not self.is_chain(config, loaded):
             return "lossless"
         return self.exactness
+
+    def drafts_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
+        """Whether no draft under these settings has branches."""
+        return Need.TREE not in self.needs and (self.is_chain is None or self.is_chain(config, loaded))
 
     def draws_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
         """Whether sampled drafts are, now and then at least, chains drawn from q."""
@@ -130,17 +135,25 @@ def _feature(loaded: LoadedPair, config: RunConfig) -> Built:
     decoder = LeanDecoder.of(trained.model)
     layer = None if trained.about.get("parts") else loaded.target.get_output_embeddings().weight.detach()
     head = ContextHead(decoder, trained.model.output_ids, layer, vocab_size=loaded.vocab_size)
-    return FeatureDrafter(
-        decoder,
-        parts,
-        head,
-        taps,
-        _shape(config),
-        vocab_size=loaded.vocab_size,
-        max_new_tokens=config.max_new_tokens,
-        stop_below=config.stop_below,
-        notes=trained.notes,
-    ), trained.info
+
+    def make(shape: Tree | GrowingTree, budget: Budget | None) -> FeatureDrafter:
+        return FeatureDrafter(
+            decoder,
+            parts,
+            head,
+            taps,
+            shape,
+            vocab_size=loaded.vocab_size,
+            max_new_tokens=config.max_new_tokens,
+            stop_below=config.stop_below,
+            budget=budget,
+            notes=trained.notes,
+        )
+
+    shape, budget = _shape(config), None
+    if isinstance(shape, GrowingTree) and shape.num_nodes is None:
+        budget = Budget(costs_of(loaded, make(GrowingTree(MAX_TREE_NODES), None), config.draft_quant))
+    return make(shape, budget), trained.info
 
 
 def _lookahead(loaded: LoadedPair, config: RunConfig) -> Built:
@@ -172,9 +185,7 @@ def _suffix(loaded: LoadedPair, config: RunConfig) -> Built:
     ), info
 
 
-_CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE, MIN_MATCH, TABLE_MATCH, MIN_COUNT)
-_BEST_TREE = "growing:5"
-"""With the root 6 rows. Measured without AMX, where a pass of up to 6 rows costs what one costs, and one of 8 1.2."""
+_CASCADE_OPTIONS = (FALLBACK, FALLBACK_TREE)
 
 _TRAINED = ("feature", "draft-model")
 """What a cascade falls back on where the pair has it, the faster one first."""
@@ -190,35 +201,33 @@ def _fallback(loaded: LoadedPair, config: RunConfig) -> str:
 
 
 def _cascade(loaded: LoadedPair, config: RunConfig) -> Built:
-    """Prompt lookup, the pair's table where it has one, and a model; the model is what gets reported."""
-    settings = {option.name: option.default for option in _CASCADE_OPTIONS} | config.options
+    """Suffix decoding, the pair's table where there is nothing better, and a model; the model is what gets reported."""
     fallback = _fallback(loaded, config)
-    has_trained = fallback != "none" and loaded.folder_of(fallback) is not None
-    min_match = {
-        "prompt-lookup": settings[MIN_MATCH.name] or (3 if has_trained else 2),
-        "ngram-table": settings[TABLE_MATCH.name] or 1,
-    }
-    inner: list[Drafter] = [PromptLookupDrafter()]
-    info: ModelInfo | None = None
-    notes: tuple[str, ...] = ()
-    if settings[TABLE_MATCH.name] or not has_trained:
+    inner: list[Drafter] = []
+    if fallback == "none":
+        suffix, info = _suffix(loaded, replace(config, options={}))
+        inner.append(suffix)
         if draft_folder(loaded.pair.name, NgramTableDrafter.name):
-            min_count = {MIN_COUNT.name: settings[MIN_COUNT.name]}
-            table, info = _ngram_table(loaded, replace(config, options=min_count))
-            notes = getattr(table, "notes", ())
+            table, info = _ngram_table(loaded, replace(config, options={}))
             inner.append(table)
-        else:
-            notes = (f"The pair {loaded.pair.name} has no n-gram table, so the cascade goes without one.",)
-    if fallback != "none":
-        method = get_method(fallback)
-        refusal = method.refusal(loaded)
-        if refusal:
-            raise ConfigError(f"fallback {fallback}: {refusal}")
-        own = _as_feature(config) if fallback == "feature" else replace(config, options={})
-        model, info = method.build(loaded, own)
-        notes += getattr(model, "notes", ())
-        inner.append(model)
-    return CascadeDrafter(inner, min_match=min_match, notes=notes), info
+        return CascadeDrafter(inner, notes=_notes_of(inner)), info
+    method = get_method(fallback)
+    refusal = method.refusal(loaded)
+    if refusal:
+        raise ConfigError(f"fallback {fallback}: {refusal}")
+    own = _as_feature(config) if fallback == "feature" else replace(config, options={})
+    model, info = method.build(loaded, own)
+    grows = getattr(model, "joins", False)
+    suffix, _ = _suffix(loaded, replace(config, options={TREE.name: "growing" if grows else "chain"}))
+    inner = [suffix, model]
+    budget = getattr(model, "budget", None) or Budget(
+        costs_of(loaded, method.build(loaded, own)[0], config.draft_quant)
+    )
+    return CascadeDrafter(inner, budget=budget, notes=_notes_of(inner)), info
+
+
+def _notes_of(drafters: Sequence[Drafter]) -> tuple[str, ...]:
+    return tuple(note for drafter in drafters for note in getattr(drafter, "notes", ()))
 
 
 def _cascades_in_chains(config: RunConfig, loaded: LoadedPair) -> bool:
@@ -234,7 +243,7 @@ def _as_feature(config: RunConfig) -> RunConfig:
     """The settings with which a cascade's feature head drafts."""
     tree = str(config.options.get(FALLBACK_TREE.name, FALLBACK_TREE.default))
     if tree == "auto":  # passes of a fixed width hold chains only
-        tree = str(TREE.default) if config.exact else _BEST_TREE
+        tree = str(TREE.default) if config.exact else "growing"
     return replace(config, options={TREE.name: tree})
 
 
@@ -315,7 +324,7 @@ METHODS: dict[str, Method] = {
         Method(
             "cascade",
             "Cascade",
-            "Prompt lookup where enough words match, else a draft trained for the pair, else the n-gram table.",
+            "Suffix decoding and a draft trained for the pair, in one tree that grows as far as it pays.",
             "exact",
             _cascade,
             CascadeDrafter.needs,

@@ -26,7 +26,7 @@ from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.options import Option
 from specviz.drafters.suffix_index import LONGEST_MATCH, SuffixIndex
 from specviz.drafters.suffix_run import RunText
-from specviz.drafters.tree import GrowingTree, parse_growing
+from specviz.drafters.tree import MAX_TREE_NODES, GrowingTree, parse_growing
 from specviz.errors import ConfigError
 from specviz.events import DraftNote, ModelInfo
 from specviz.models.loader import LoadedPair
@@ -193,7 +193,7 @@ class SuffixDrafter:
             self._expected = 0.0
             return Proposal.empty(DraftNote("suffix", "neither this run nor the answers tell what follows"))
         best = max(drafts, key=lambda draft: draft.expected)  # of equal ones the first: the run's, the longest
-        guesses = best.guesses if self._shape is None else _merged(drafts, self._shape.num_nodes)
+        guesses = best.guesses if self._shape is None else _merged(drafts, self._shape.num_nodes or MAX_TREE_NODES)
         self._expected = sum(guess.odds for guess in guesses)
         return Proposal(
             torch.tensor([guess.token for guess in guesses], dtype=torch.int64),
@@ -263,7 +263,7 @@ class SuffixDrafter:
 
         look_behind(-1, 1, 1.0, found)
         while waiting:
-            if len(guesses) == self._shape.num_nodes:
+            if len(guesses) == (self._shape.num_nodes or MAX_TREE_NODES):
                 stop = "full"
                 break
             _, _, depth, guess, behind = heapq.heappop(waiting)

@@ -21,8 +21,8 @@ TREE = Option(
 FEATURE_TREE = Option(
     "tree",
     "chain",
-    "chain, or growing:7 for the 7 likeliest candidates, or a fixed shape: children per level such as 4,2,1, or paths "
-    "of ranks such as paths:0/1/00/01",
+    "chain, or growing for as many of the likeliest candidates as pay on this machine, or growing:7 for 7 of them, or "
+    "a fixed shape: children per level such as 4,2,1, or paths of ranks such as paths:0/1/00/01",
     essential=True,
 )
 
@@ -69,12 +69,12 @@ class GrowingTree:
     """A draft whose shape follows the draft's own probabilities: `num_nodes` candidates with the likeliest paths, of
     which `breadth` a level are read on. Source: Li et al. (2024), EAGLE-2, arXiv 2406.16858, section 4."""
 
-    num_nodes: int
+    num_nodes: int | None
     breadth: int = 4
 
 
 def parse_growing(spec: str) -> GrowingTree | None:
-    """What "growing:15" means; None for the words that `parse_tree` reads.
+    """What "growing" and "growing:15" mean; None for the words that `parse_tree` reads.
 
     Raises:
         ConfigError: not a number of nodes from 1 to MAX_TREE_NODES.
@@ -82,6 +82,8 @@ def parse_growing(spec: str) -> GrowingTree | None:
     text = spec.strip().lower()
     if not text.startswith("growing"):
         return None
+    if text == "growing":
+        return GrowingTree(None)
     number = text.removeprefix("growing").removeprefix(":").strip()
     if not re.fullmatch(r"\d{1,3}", number) or not 1 <= int(number) <= MAX_TREE_NODES:
         raise ConfigError(f"tree growing:N takes a number of candidates from 1 to {MAX_TREE_NODES}; got {spec[:40]!r}.")

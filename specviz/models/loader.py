@@ -18,7 +18,7 @@ from specviz.events import ModelInfo
 from specviz.models.catalog import ModelPair, WeightSource, check_quant, get_pair
 from specviz.models.convert import Progress, quiet_libraries
 from specviz.models.fetch import cache_dir, fetch_pair, part_folder, read_provenance, silent, with_sizes
-from specviz.models.int8 import Int8Linear, quantize_int8
+from specviz.models.int8 import Int8Linear, int8_pays, quantize_int8
 from specviz.models.kind import kind_refusal, require_causal
 from specviz.models.machine import Machine, fits, probe, set_threads, trim_memory
 from specviz.models.stored import draft_folder
@@ -276,7 +276,7 @@ def load_trained(
     """
     import torch
 
-    quant = held_as(quant or loaded.pair.draft_quant, loaded)
+    quant = held_as(quant or loaded.pair.draft_quant, loaded, small=True)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
@@ -332,16 +332,20 @@ def _use(loaded: LoadedPair, method: str) -> TrainedDraft:
     return trained
 
 
-def held_as(quant: str, loaded: LoadedPair) -> str:
+def held_as(quant: str, loaded: LoadedPair, *, small: bool = False) -> str:
     """One of DRAFT_QUANTS; for "auto" the one that is fastest: int8 on a processor, nf4 on a GPU. A pair in another
-    number format than those two compute in is not quantized."""
+    number format than those two compute in is not quantized, nor is a `small` draft of a few layers where this
+    processor multiplies the target's format faster."""
     import torch
 
     if quant != "auto":
         return check_quant(quant)
     if loaded.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return str(loaded.dtype).removeprefix("torch.")
-    return "int8" if loaded.device.type == "cpu" else "nf4"
+    if loaded.device.type != "cpu":
+        return "nf4"
+    size = int(loaded.target.get_input_embeddings().weight.shape[1])
+    return "int8" if not small or int8_pays(size, loaded.dtype) else str(loaded.dtype).removeprefix("torch.")
 
 
 def _hold_trunk(model: Any, quant: str, loaded: LoadedPair, name: str) -> None:

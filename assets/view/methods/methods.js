@@ -52,7 +52,7 @@ function showWay({ step }) {
   seenPart('.badge').textContent = start.exactness;
   seenPart('.badge').title = start.exactness_reason;
   seenPart('.summary').textContent = way ? $('dd', way).textContent : 'Another program drafts and checks. This page shows what it sends.';
-  const work = step.target_work === 1 ? 'one pass' : `${fixed(step.target_work, 2)} passes`;
+  const work = step.num_again ? 'two passes, checked twice' : step.target_work === 1 ? 'one pass' : `${fixed(step.target_work, 2)} passes`;
   const facts = [step.rows ? `${counted(step.emitted.length, 'token')} from ${work}` : counted(step.emitted.length, 'token')];
   if (coverage != null && step.num_drafted != null && start.method !== 'plain') facts.push(`${percent(coverage)} of steps drafted${run.phase === 'running' ? ' so far' : ''}`);
   seenPart('.facts').textContent = facts.join(' · ');
@@ -94,11 +94,16 @@ function makeDrawing(entry, data) {
 }
 
 /** In a cascade: who was asked in turn, and who spoke. */
-function showAsked({ passed, from }) {
-  const isAsked = (one) => Array.isArray(one) && typeof one[0] === 'string' && isCount(one[1]) && isCount(one[2]);
+function showAsked({ passed, joined, from }) {
+  const isAmount = (value) => Number.isFinite(value) && value >= 0;
+  const isAsked = (one) => Array.isArray(one) && typeof one[0] === 'string' && isAmount(one[1]) && isAmount(one[2]);
   const before = Array.isArray(passed) ? passed.filter(isAsked) : [];
-  const why = (found, needed) => (found ? `${counted(found, 'token')} matched, ${needed} needed` : 'nothing to offer');
+  const promise = (value) => `${fixed(value, 1)}\u00a0tokens`;
+  const why = (found, needed) => (found ? `${promise(found)} expected, ${promise(needed)} needed` : 'nothing to offer');
   const items = before.map(([name, found, needed]) => el('li', '', el('b', '', wayTitle(name)), el('small', '', why(found, needed))));
+  for (const name of Array.isArray(joined) ? joined.filter((one) => typeof one === 'string') : []) {
+    items.push(el('li', 'spoke', el('b', '', wayTitle(name)), el('small', '', 'in the same tree')));
+  }
   if (typeof from === 'string') items.push(el('li', 'spoke', el('b', '', wayTitle(from)), el('small', '', 'drafted')));
   seenPart('.asked').hidden = !items.length;
   seenPart('.asked').replaceChildren(...items);

@@ -79,8 +79,6 @@ show();
 _OPTION_LABELS = {
     "ngram": "N-gram",
     "min_count": "Least count",
-    "min_match": "Shortest match",
-    "table_match": "Shortest match in the table",
 }
 """Where a setting's name is no word."""
 
@@ -435,7 +433,8 @@ def _pair_info(pair: ModelPair) -> str:
     download = f" Download {size / 1e6:,.0f} MB." if size else ""
     gated = " and ".join(source.repo for source in pair.parts().values() if source.gated)
     account = f" To get it, accept the licence of {gated} on the Hub and log in: hf auth login." if gated else ""
-    return f"{pair.summary}{download}{account}" if pair.summary else f"Needs {pair.memory_gb:.1f} GB.{account}"
+    need = f"Needs {pair.memory_gb:.1f} GB." if pair.memory_gb else ""  # unknown of a model of one's own
+    return f"{pair.summary or need}{download}{account}".strip()
 
 
 def _method_choices(pair: ModelPair) -> list[tuple[str, str]]:
