@@ -215,7 +215,9 @@ class StepDone:
     num_drafted: tokens drafted, None where a serving engine does not tell; len(drafted) where `drafted` is known.
     rows: rows of the target's pass, num_padding that only fill it up among them.
     target_work: the target's work in full passes, as its layers were run. A chain 1; early exit n*E/L + (L - E)/L with
-        n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking.
+        n passes of the first E of L layers, one more than tokens were drafted: the last one is read when checking; 2
+        where tokens were fed again.
+    num_again: tokens that were fed again, as the target keeps a recurrent state, and that had read a refused token.
     draft_s: time inside the drafter. verify_s: the target's passes. other_s: all the rest, sampling included.
     cache_len: target cache entries that count after the step.
     gamma: how many tokens the drafter was asked for.
@@ -238,6 +240,7 @@ class StepDone:
     gamma: int
     note: DraftNote | None = None
     num_padding: int = 0
+    num_again: int = 0
     with_prompt: bool = False
     company: int = 1
 

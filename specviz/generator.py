@@ -26,12 +26,14 @@ from specviz.events import (
     ModelInfo,
     RunStarted,
 )
+from specviz.models.carry import require_states
 from specviz.models.chat import clean_text, encode_prompt
 from specviz.models.exactness import ExactnessReport, check_exactness, pass_seconds
 from specviz.models.kind import require_causal
 from specviz.models.loader import LoadedPair
 from specviz.models.machine import probe, versions
-from specviz.models.session import Session
+from specviz.models.session import NO_TREES, Session
+from specviz.models.states import has_states, state_notes
 from specviz.models.wishes import unheeded_wishes
 from specviz.run import Run
 
@@ -101,6 +103,7 @@ class SpeculativeGenerator:
             CacheNotCroppableError, ModelLoadError, TokenizerMismatchError: the pair cannot run this method.
         """
         method = get_method(config.method)
+        require_states(self.loaded.target)
         refusal = method.refusal(self.loaded)
         if refusal:
             raise ConfigError(refusal)
@@ -123,6 +126,10 @@ class SpeculativeGenerator:
                 f"{method.name} has no probabilities of its own to doubt by: draft-length confidence would do nothing. "
                 f"Choose another draft length, or one of {able}."
             )
+        if has_states(self.loaded.target):
+            if not method.drafts_chains(config, self.loaded):
+                raise ConfigError(NO_TREES)
+            notes = [*notes, *state_notes(self.loaded.target)]
         width, min_rows, word, reason = self._promise(method, config)
         seed = config.sampling.seed if config.sampling.seed is not None else secrets.randbelow(1 << 31)
         config = replace(config, sampling=replace(config.sampling, seed=seed))
@@ -219,9 +226,15 @@ class SpeculativeGenerator:
         """Width up to which passes are exact, rows that they are padded to, the run's word, and why it is that word."""
         exact, word = config.exact, method.word(config, self.loaded)
         is_plain = method.name == "plain"
+        stateful = has_states(self.loaded.target)
         if exact:
             config.require_width()
-        report = None if exact is False else self.exactness_report(config.width)
+            if stateful:
+                raise ConfigError(
+                    "A recurrent state rounds differently with the number of tokens it reads at once, so passes cannot "
+                    "be exact to the bit here. Choose --no-exact."
+                )
+        report = None if stateful or exact is False else self.exactness_report(config.width)
         if exact is None and report is not None:
             # Only a greedy text can be compared bit by bit; nothing else pays for what exactness may cost.
             comparable = config.sampling.is_greedy and not config.is_approximate and config.gamma < config.width
@@ -240,6 +253,8 @@ class SpeculativeGenerator:
             why = "Passes have as many rows as there are tokens to check"
             if word != "exact":
                 why = "Passes that hold more than one chain round differently from plain decoding's"
+            elif stateful:
+                why = "A recurrent state rounds differently with the number of tokens it reads at once"
             elif min_rows:
                 why = f"The self-test covers drafts of up to {config.width - 1} tokens"
             why += ", so near-ties may resolve differently."

@@ -204,9 +204,10 @@ class Run:
 
         verdict = self._verify(proposal, logits)
         tokens, kept, pieces, reason = self._accept(proposal, verdict)
-        self.session.keep_path(verdict.path[:kept])
-        self.context += [token.token_id for token in tokens]
         other_s += self.clock.lap()
+        self.session.keep_path(verdict.path[:kept], is_last=reason is not None)
+        verify_s += self.clock.lap()
+        self.context += [token.token_id for token in tokens]
 
         self.drafter.observe(self._outcome(proposal, verdict, kept, tokens, logits))
         draft_s += self.clock.lap()
@@ -234,10 +235,11 @@ class Run:
             draft_s=draft_s,
             verify_s=verify_s,
             other_s=other_s,
-            cache_len=self.session.length,
+            cache_len=len(self.session.token_ids),
             gamma=ask if self.started.gamma else 0,
             note=proposal.note if proposal.note.kind else None,
             num_padding=self.session.num_padding,
+            num_again=self.session.num_again,
             company=request.company,
         )
         return step, reason

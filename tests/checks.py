@@ -240,7 +240,9 @@ def _check_step(step: StepDone, loaded: LoadedPair, config: RunConfig, *, is_end
     greedy = config.sampling.is_greedy
     assert emitted
     share = _drafting_share(step)
-    assert 1.0 <= step.target_work <= 1.0 + step.gamma * share + 1e-12
+    passes = 2.0 if step.num_again else 1.0  # a recurrent state was brought back and read again
+    assert passes <= step.target_work <= passes + step.gamma * share + 1e-12
+    assert step.num_again in (0, step.num_accepted + 1)
     assert min(step.draft_s, step.verify_s, step.other_s) >= 0, "I6"
     assert step.num_drafted == len(drafted)
     depths: list[int] = []

@@ -734,15 +734,15 @@ def test_case_116_every_setting_has_an_effect(changes, look, wanted):
 
 
 def test_timings_come_from_the_clock_and_add_up(monkeypatch):
-    """A clock that advances one second a look: prefill 1, and draft 2, verification 1, the rest 3 looks per step."""
+    """A clock that advances one second a look: prefill 1, and draft 2, verification 2, the rest 3 looks per step."""
     ticks = itertools.count()
     monkeypatch.setattr(specviz.run.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     events = list(generator(TapeModel(TAPE, 1), eos=()).stream([40], config("plain", max_new_tokens=3)))
     monkeypatch.undo()
-    assert all((s.draft_s, s.verify_s, s.other_s) == (2.0, 1.0, 3.0) for s in steps_of(events))
+    assert all((s.draft_s, s.verify_s, s.other_s) == (2.0, 2.0, 3.0) for s in steps_of(events))
     end = finish(events)
-    assert (end.prefill_s, end.first_token_s, end.decode_s) == (1.0, 7.0, 18.0)
+    assert (end.prefill_s, end.first_token_s, end.decode_s) == (1.0, 8.0, 21.0)
 
 
 def test_waiting_between_events_is_not_charged():

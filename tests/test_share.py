@@ -276,6 +276,52 @@ def test_an_embedded_page_is_the_run_alone(site: str) -> None:
 
 
 @pytest.mark.browser
+def test_slides_show_one_thing_at_a_time_and_follow_a_remote(site: str) -> None:
+    """Issue 16: large type, next and back by the keys that a presenter's remote sends, a visible way out."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    parts = {
+        "prompt": ".promptline", "text": ".strip", "step": ".tokens", "glance": ".mapbox", "charts": ".chart.speed",
+        "result": ".headline",
+    }  # fmt: skip
+    with opened(f"{site}?present=1", viewport={"width": 1280, "height": 720}, reduced_motion="reduce") as page:
+        page.wait_for_selector("#view .strip .st", state="attached")
+
+        def shows(number: int, name: str) -> None:
+            assert page.inner_text(".slide-name").startswith(f"{number} / 8 ")
+            assert [one for one, part in parts.items() if page.is_visible(f"#view {part}")] == [name]
+            for part in ("#masthead", "#tabs", ".toolbar", ".sidebar", "#after", "footer"):
+                assert not page.locator(part).first.is_visible(), part
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+        shows(1, "prompt")
+        order = ["text", "step", "step", "step", "glance", "charts", "result"]
+        keys = ["ArrowRight", "PageDown", "Space", "ArrowRight", "PageDown", "Space", "PageDown"]
+        for number, (name, key) in enumerate(zip(order, keys, strict=True), 2):
+            page.keyboard.press(key)
+            shows(number, name)
+            if name == "text":
+                letter = "parseFloat(getComputedStyle(document.querySelector('#view .strip')).fontSize)"
+                assert page.evaluate(f"{letter} * document.querySelector('#view .panel').currentCSSZoom") > 26
+                found = axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+                assert [(v["id"], [node["html"][:160] for node in v["nodes"]][:3]) for v in found] == []
+            if number == 3:
+                assert page.inner_text("#view .lead").startswith("The draft offers")
+        page.keyboard.press("PageDown")
+        shows(8, "result")
+        for key in ("PageUp", "ArrowLeft", "Shift+Space"):
+            page.keyboard.press(key)
+        shows(5, "step")
+        page.reload()
+        page.wait_for_selector("#view .tokens tbody tr:visible")
+        shows(5, "step")
+        page.get_by_role("button", name="Back", exact=True).click()
+        shows(4, "step")
+        page.get_by_role("button", name="Leave").click()
+        assert page.is_visible("#masthead") and page.is_visible("#view .strip") and "present" not in page.url
+        assert page.locator("#view .strip .st").count() == len(opening_run().trace.events) - 3  # type: ignore[union-attr]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_figures_are_saved_with_their_colours_and_their_origin(site: str, theme: str) -> None:
     def saved(page: Any, name: str, form: str) -> bytes:

@@ -22,5 +22,5 @@ def test_every_file_of_the_view_is_used() -> None:
     """`serving` is a component of its own."""
     wanted = {f"serving/serving.{kind}" for kind in ("js", "html", "css")}
     wanted |= {f"{script}.js" for script in _SCRIPTS} | {f"{panel}/{panel}.html" for panel in PANELS}
-    wanted |= {f"{panel}/{panel}.css" for panel in PANELS[1:]} | {"view.html", "view.css"}
+    wanted |= {f"{panel}/{panel}.css" for panel in PANELS[1:]} | {"view.html", "view.css", "present.css"}
     assert {path.relative_to(VIEW).as_posix() for path in VIEW.rglob("*") if path.is_file()} == wanted

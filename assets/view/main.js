@@ -54,6 +54,7 @@ function take(delta) {
   for (const key of ['counters', 'plain', 'verdict', 'positions']) if (delta[key]) run[key] = delta[key];
   if (delta.plain?.tokens_per_s && run.mode === 'live') lastPlain.set(plainKey(), delta.plain.tokens_per_s);
   if (delta.finish) finishRun(delta.finish, delta.status?.text);
+  if (delta.start && slide) toSlide(slide, { play: false });
   if (delta.mode === 'recorded' && delta.steps && !delta.still) playRecording();
 }
 

@@ -41,7 +41,7 @@ function openPanelOfAddress() {
 }
 
 addEventListener('specviz:tab', ({ detail }) => {
-  if (detail === panelInView) return;
+  if (detail === panelInView || slide) return; // slides choose their panels themselves
   showPanel(detail);
   if (wantedTab && detail !== wantedTab) setTimeout(openPanelOfAddress, 100);
   else keepInAddress('tab', detail === 'watch' ? null : detail);

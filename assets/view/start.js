@@ -29,4 +29,5 @@ addEventListener('specviz:figures', batched(showChoices));
 root.classList.toggle('waiting', asked.has('trace'));
 setTimeout(() => root.classList.remove('waiting'), 5000); // the server may not answer
 document.documentElement.classList.toggle('embed', asked.get('embed') === '1');
+presentFromAddress();
 if (props.value) receive(props.value);

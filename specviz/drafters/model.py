@@ -15,8 +15,8 @@ from torch import Tensor
 from specviz.drafters.base import DraftContext, Need, Outcome
 from specviz.drafters.translation import Translation
 from specviz.events import DraftNote
+from specviz.models.carry import require_states
 from specviz.models.session import Session
-from specviz.models.windows import check_croppable
 from specviz.proposal import Proposal
 from specviz.sampling import choose, draw, own_probability, probabilities, spread
 
@@ -57,7 +57,7 @@ class ModelDrafter:
         Raises:
             CacheNotCroppableError: the model's past cannot be rolled back, whatever the prompt.
         """
-        check_croppable(model)
+        require_states(model)
         self.name = name
         self.notes = notes
         self._model = model
@@ -131,7 +131,9 @@ class ModelDrafter:
             same += 1
         self._session.roll_back(same)
         self._fed = text[:]
-        return self._aligned(self._session.extend(text[same:])[0])
+        logits = self._aligned(self._session.extend(text[same:])[0])
+        self._session.mark()
+        return logits
 
     def _readable(self, ids: Sequence[int]) -> list[int]:
         """The ids in the draft's own tokens, where it has others. Ids without a row are replaced: it guesses worse

@@ -67,6 +67,10 @@ class Method:
             return "lossless"
         return self.exactness
 
+    def drafts_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
+        """Whether no draft under these settings has branches."""
+        return Need.TREE not in self.needs and (self.is_chain is None or self.is_chain(config, loaded))
+
     def draws_chains(self, config: RunConfig, loaded: LoadedPair) -> bool:
         """Whether sampled drafts are, now and then at least, chains drawn from q."""
         return self.draws is not None and self.draws(config, loaded)

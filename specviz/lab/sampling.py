@@ -88,6 +88,7 @@ def enumerate_stub(
     session = Session(loaded.target, capacity=len(ids) + 1)
     try:
         first = probabilities(session.extend(ids)[0, : loaded.vocab_size].cpu(), sampling, ids)
+        session.mark()
         likely = (first >= least).nonzero().flatten().tolist()
         for number, token in enumerate(likely, 1):
             p = float(first[token])

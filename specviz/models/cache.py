@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
+
+from specviz.models.states import KeptStates, attends, has_state
 
 __all__ = ["InPlaceCache", "KeyValues"]
 
@@ -77,18 +80,45 @@ class _InPlaceLayer(DynamicLayer):
         return self._window.key_len, 0
 
 
+class _StateAndKeysLayer(LinearAttentionLayer, _InPlaceLayer):
+    """A layer that mixes attention and a recurrent state (Falcon-H1)."""
+
+    is_compileable = False
+
+    def __init__(self, window: _Window, capacity: int, number_of_states: int) -> None:
+        _InPlaceLayer.__init__(self, window, capacity)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def lazy_initialization(self, *keys_and_values: Any, **states: Any) -> None:
+        if keys_and_values:
+            _InPlaceLayer.lazy_initialization(self, *keys_and_values)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
+
+
 class InPlaceCache:
-    """The keys and values of one sequence.
+    """The keys and values of one sequence, and the recurrent states where a model has such layers.
 
     length: entries that count; everything behind it is free to be overwritten.
-    handle: what the model is given as its cache.
+    handle: what the model is given as its cache. states: rolling back does not touch them.
     """
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
+    def __init__(self, num_layers: int, capacity: int, kinds: Sequence[Any] = ()) -> None:
+        """
+        Args:
+            kinds: for each layer, of `specviz.models.states.layers_of`; nothing where all layers keep keys only.
+        """
         self._window = _Window()
         self.capacity = capacity
-        self._layers = [_InPlaceLayer(self._window, capacity) for _ in range(num_layers)]
-        self.handle = Cache(layers=self._layers)
+        layers = [self._layer(kind) for kind in kinds or [None] * num_layers]
+        self._layers: list[_InPlaceLayer] = [layer for layer in layers if isinstance(layer, _InPlaceLayer)]
+        self.states = KeptStates([layer for layer in layers if has_state(layer)])
+        self.handle = Cache(layers=layers)
+
+    def _layer(self, kind: Any) -> Any:
+        if kind is None or (attends(kind) and not has_state(kind)):
+            return _InPlaceLayer(self._window, self.capacity)
+        return _StateAndKeysLayer(self._window, self.capacity, kind.number_of_states) if attends(kind) else kind
 
     @property
     def length(self) -> int:
@@ -109,7 +139,10 @@ class InPlaceCache:
         self._window.start, self._window.key_len = start, key_len
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put [1, heads, rows, head_dim] where `open` said; returns views of `key_len` places, unused ones included."""
+        """Put [1, heads, rows, head_dim] where `open` said; returns views of `key_len` places, unused ones included.
+
+        layer: counted among those that keep keys.
+        """
         return self._layers[layer].update(keys, values)
 
     def commit(self, rows: int) -> None:
@@ -145,7 +178,7 @@ class InPlaceCache:
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values that count, in bytes."""
-        total = 0
+        total = self.states.num_bytes
         for layer in self._layers:
             if layer.is_initialized:
                 assert layer.keys is not None and layer.values is not None

@@ -24,6 +24,7 @@ from torch.nn.functional import linear, pad, silu
 from specviz.models.attention import Attention, Block, Heads, SingleAttention, additive
 from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.int8 import Int8Linear
+from specviz.models.states import layers_of, needs_mask, step_through_scans
 from specviz.models.windows import layer_types, narrowed, windows_of
 
 __all__ = ["Decoder", "LeanDecoder", "TransformersDecoder", "decoder_for"]
@@ -108,8 +109,12 @@ class TransformersDecoder:
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._can_keep = "logits_to_keep" in accepted
-        self._windows = windows_of(model)
-        self._types = layer_types(config)
+        windows, types, kinds = windows_of(model), layer_types(config), layers_of(model)
+        step_through_scans(model)
+        attending = [i for i, kind in enumerate(kinds) if needs_mask(kind, types[i] if types else None)]
+        self._windows = [windows[index] for index in attending]
+        self._types = None if types is None else [types[index] for index in attending]
+        self._stateful_types = {types[i]: None for i, kind in enumerate(kinds) if types and i not in attending}
 
     def forward(
         self,
@@ -127,11 +132,12 @@ class TransformersDecoder:
         assert isinstance(cache, InPlaceCache), "the library's models write into its own kind of cache"
         arguments: dict[str, Any] = {
             "input_ids": ids[None],
-            "position_ids": positions[None],
-            "attention_mask": self._masks(seen, positions, cache.start),
             self._cache_name: cache.handle,
             "use_cache": True,
         }
+        if self._windows:  # else no layer asks where a token stands
+            arguments["position_ids"] = positions[None]
+            arguments["attention_mask"] = self._masks(seen, positions, cache.start)
         if self._can_keep:
             arguments["logits_to_keep"] = num_logits
         if hidden or taps:
@@ -146,8 +152,8 @@ class TransformersDecoder:
             torch.stack([states[tap][0] for tap in taps], 1) if taps else None,
         )
 
-    def _masks(self, seen: Tensor, positions: Tensor, start: int) -> Tensor | dict[str, Tensor]:
-        """One mask where all layers see alike, which every family takes; else one for each type of layer."""
+    def _masks(self, seen: Tensor, positions: Tensor, start: int) -> Tensor | dict[str, Tensor | None]:
+        """One mask where all layers that attend see alike, which every family takes; else one for each type."""
         made = {
             window: additive(shown, self._dtype, lowest=True) if self._adds_mask else shown[None, None]
             for window in set(self._windows)
@@ -156,7 +162,8 @@ class TransformersDecoder:
         if len(made) == 1:
             return made[self._windows[0]]
         assert self._types is not None, "layers without types that differ"
-        return {name: made[window] for name, window in zip(self._types, self._windows, strict=True)}
+        by_type = {name: made[window] for name, window in zip(self._types, self._windows, strict=True)}
+        return self._stateful_types | by_type
 
     def project(self, states: Tensor) -> Tensor:
         model = self._model()

@@ -171,6 +171,7 @@ def time_passes(
     times: list[list[float]] = [[] for _ in rows]
     try:
         session.extend(ids[:context])
+        session.mark()
         for turn in range(repeat + 2):
             for i, count in enumerate(rows):
                 began = time.perf_counter()
@@ -179,6 +180,7 @@ def time_passes(
                     torch.cuda.synchronize()  # a pass is over when the device says so
                 if turn >= 2:
                     times[i].append(time.perf_counter() - began)
+                session.roll_back(context)
             yield times
     finally:
         session.close()

@@ -10,18 +10,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from specviz.errors import CacheNotCroppableError
 from specviz.models.attention import Block
 from specviz.models.cache import InPlaceCache, KeyValues
 from specviz.models.decoder import Decoder, LeanDecoder, decoder_for
+from specviz.models.states import has_states, layers_of
 from specviz.models.windows import check_croppable
 
-__all__ = ["KEY_BLOCK", "MAX_NODES", "PREFILL_ROWS", "PassRequest", "Session"]
+__all__ = ["KEY_BLOCK", "MAX_NODES", "NO_TREES", "PREFILL_ROWS", "PassRequest", "Session"]
 
 KEY_BLOCK = 64
 """In exact mode attention reads a key length rounded up to a multiple of this; unused places are masked."""
 
 MAX_NODES = 256
 """Most drafted rows a pass, window rows included. The cache keeps room for them, a larger tree is cut."""
+
+NO_TREES = (
+    "This target keeps a recurrent state, which reads one token behind the other: it cannot check a tree. "
+    "Choose a chain, with --tree chain or prompt-lookup."
+)
 
 PREFILL_ROWS = 256
 """Prompt tokens a pass. Bounds the memory of a long prompt, and the time until a closed run stops."""
@@ -67,7 +74,8 @@ class Session:
     token_ids: of all entries that count, those that were set aside among them.
     tail: [d_model] of them, that of the last token that counts, where asked for: what its successor was chosen by.
     taps: after how many layers `take_states` wants the states as well; None where it is not used.
-    work: what the step that `keep_path` ended has cost, in full passes: 1, or with early exit more.
+    work: what the step that `keep_path` ended has cost, in full passes: 1, with early exit more, and 2 where tokens had
+        to be read again. num_again: how many these were, see `keep_path`.
     min_rows: fewest rows of a chain's pass (padded on the right, rolled back), whose key length is rounded up as well;
         0 = as many rows and keys as there are tokens. With enough rows and a rounded key length a position's logits do
         not depend on how many tokens are checked with it, which is what bit-exact verification rests on. How many are
@@ -92,18 +100,23 @@ class Session:
             CacheNotCroppableError: the model's past cannot be rolled back.
         """
         check_croppable(model)
+        kinds = layers_of(model) if has_states(model) else ()
+        assert not (kinds and (min_rows or taps)), "a recurrent state that has read padding is lost"
         room = -(-(capacity + max(min_rows, 1 + MAX_NODES)) // KEY_BLOCK) * KEY_BLOCK
         self.min_rows = min_rows
         self.hidden: Tensor | None = None
         self.tail: Tensor | None = None
-        self.rows = self.num_padding = 0
+        self.rows = self.num_padding = self.num_again = 0
         self.token_ids: list[int] = []
         self.work = 0.0
         self._layers_run = 0
         self._early: list[tuple[int, Tensor]] = []  # tokens behind `length` that have their first layers done
         self._exit_layer = 0
         self._decoder: Decoder | None = decoder_for(model)
-        self._cache: KeyValues = InPlaceCache(self._decoder.num_layers, room)
+        own = InPlaceCache(self._decoder.num_layers, room, kinds)
+        self._cache: KeyValues = own
+        self._recurrent = own.states  # false where the model has none
+        self._num_checked = 0  # rows that they have read of a check whose outcome is not known
         self._keep_hidden = keep_hidden or taps is not None
         self._taps = taps
         self._tapped: Tensor | None = None
@@ -155,7 +168,7 @@ class Session:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache entries that count."""
+        """Memory of the cache entries that count, and of recurrent states."""
         return self._cache.num_bytes
 
     @property
@@ -171,6 +184,10 @@ class Session:
             [num_logits, vocab] logits of the last `num_logits` tokens.
         """
         assert token_ids, "nothing to append"
+        if self._recurrent and self.is_aside and not self._num_checked:  # in one pass with what is owed
+            owed = self.token_ids[self.length :]
+            token_ids = [*owed, *token_ids]
+            del self.token_ids[self.length :]
         for start in range(0, len(token_ids), PREFILL_ROWS):
             logits = self.read(token_ids[start:], num_logits=num_logits).run()
         return logits
@@ -183,6 +200,7 @@ class Session:
 
         max_rows: a multiple of KEY_BLOCK.
         """
+        self._settle()
         ids = list(token_ids[:max_rows])
         start, stop = self.length, self.length + len(ids)
         blocks = _pages(start, stop) if start % KEY_BLOCK == 0 else ()
@@ -224,9 +242,20 @@ class Session:
         return self.check(root, token_ids, parents).run()
 
     def check(self, root: int, token_ids: Tensor, parents: Sequence[int]) -> PassRequest:
-        """The pass that `score` makes, not made yet."""
+        """The pass that `score` makes, not made yet.
+
+        Raises:
+            CacheNotCroppableError: a tree, in a model with recurrent states, which know no branches.
+        """
         n = len(parents)
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        if self._recurrent:
+            if not chain:
+                raise CacheNotCroppableError(NO_TREES)
+            self._settle()
+            if n:
+                self._recurrent.keep(self.length)
+            self._num_checked = n + 1
         rows, key_len = n + 1, self.length + n + 1
         if self.min_rows and chain:
             rows = max(rows, self.min_rows)
@@ -241,13 +270,50 @@ class Session:
         positions = [self.length + depth for depth in depths]
         return PassRequest(self, "check", ids, positions, key_len, rows, n + 1, tuple(parents))
 
-    def keep_path(self, nodes: Sequence[int]) -> None:
-        """After `score`: keep root and this root-to-node path, drop the rest."""
+    def keep_path(self, nodes: Sequence[int], *, is_last: bool = False) -> None:
+        """After `score`: keep root and this root-to-node path, drop the rest.
+
+        Recurrent states that have read more are brought back to before the check, and what is kept is read again, which
+        is a second pass; `is_last` leaves that until somebody asks.
+        """
         start = self.length + 1
         if any(node != i for i, node in enumerate(nodes)):
             with torch.inference_mode():
                 self._cache.gather([start + node for node in nodes], start)
-        self._commit([0, *(node + 1 for node in nodes)])
+        kept = [0, *(node + 1 for node in nodes)]
+        has_read_more, self._num_checked, self.num_again = len(kept) < self._num_checked, 0, 0
+        if not has_read_more:
+            self._commit(kept)
+            return
+        self._recurrent.bring_back(self.length)
+        self._commit(kept, in_cache=False)
+        if not is_last:
+            self.num_again = len(kept)
+            self._settle()
+            self.work += 1
+
+    def mark(self) -> None:
+        """Copy recurrent states, if there are any: rolling back to here or later then reads only what lies between, and
+        rolling back further reads everything again."""
+        if self._recurrent:
+            self._settle()
+            self._recurrent.keep(self.length)
+
+    def _settle(self) -> None:
+        """Bring recurrent states to where `token_ids` end: a check that nobody answered is dropped, and what is missing
+        is read. What the last pass said stays at hand."""
+        if self._num_checked:
+            self._roll_states_back(len(self.token_ids))
+        while self._recurrent and self.is_aside:
+            self.again(PREFILL_ROWS).run()
+
+    def _roll_states_back(self, length: int) -> None:
+        """To the copy of them, or to the start where that lies behind `length`; the rest is set aside."""
+        if not 0 <= length <= len(self.token_ids):
+            raise ValueError(f"Cannot roll a cache of {len(self.token_ids)} entries back to {length}.")
+        if self._num_checked or length < self.length:
+            self._num_checked = 0
+            self._cache.roll_back(min(self._recurrent.bring_back(length), self.length))
 
     def take_states(self) -> tuple[int, Tensor]:
         """What the target knew behind each token that has come to count since the last call.
@@ -262,8 +328,15 @@ class Session:
         return first, torch.cat(states) if states else torch.zeros(0, device=self._device)
 
     def roll_back(self, length: int) -> None:
-        """Forget everything from token `length` on."""
-        self._cache.roll_back(length)
+        """Forget everything from token `length` on.
+
+        Raises:
+            ValueError: `length` is negative or more than is there.
+        """
+        if self._recurrent:
+            self._roll_states_back(length)
+        else:
+            self._cache.roll_back(length)
         del self.token_ids[length:]
         self._num_read = min(self._num_read, length)
         self._early.clear()
@@ -286,7 +359,10 @@ class Session:
         """The next pass on the way back, of about so many rows, and with the bits of the first time: what was read as a
         prompt is read as one, and what came by checking in blocks as small as those of checks."""
         start = self.length
-        if start < self._num_read:
+        if self._recurrent:
+            ids = self.token_ids[start : start + max_rows]
+            rows, key_len, blocks = len(ids), start + len(ids), []
+        elif start < self._num_read:
             ids = self.token_ids[start : min(start + max_rows, self._num_read)]
             rows, key_len = len(ids), start + len(ids)
             blocks = _pages(start, key_len)
@@ -302,7 +378,8 @@ class Session:
     def close(self) -> None:
         """Free the keys and values."""
         self._cache.close()
-        self._cache = InPlaceCache(0, 0)
+        own = InPlaceCache(0, 0)
+        self._cache, self._recurrent, self._num_checked = own, own.states, 0
         self._decoder = None
         self._early.clear()
         self._states.clear()
@@ -361,10 +438,11 @@ class Session:
             return self._chain_mask(rows, request.key_len)
         return self._tree_mask(request.parents, request.key_len)
 
-    def _commit(self, rows: Sequence[int]) -> None:
-        """Count entries in; `rows` are their rows in the last pass."""
+    def _commit(self, rows: Sequence[int], *, in_cache: bool = True) -> None:
+        """Count entries in; `rows` are their rows in the last pass. Outside the cache they are set aside."""
         assert self._decoder is not None, "the session is closed"
-        self._cache.commit(len(rows))
+        if in_cache:
+            self._cache.commit(len(rows))
         self.token_ids += [self._ids[row] for row in rows]
         self._early.clear()
         self.tail = None if self.hidden is None else self.hidden[rows[-1]]

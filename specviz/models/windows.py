@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DummyLayer, DynamicSlidingWindowLayer
 
 from specviz.errors import CacheNotCroppableError
+from specviz.models.states import has_state, is_known_layer, layers_of
 
 __all__ = ["check_croppable", "layer_types", "narrowed", "windows_of"]
 
@@ -31,12 +32,15 @@ def check_croppable(model: Any, unmasked: int | None = None) -> None:
     """Refuse a model whose past cannot be rolled back to an earlier token, before the first token.
 
     Args:
-        unmasked: most entries of a caller that does not mask what a sliding window hides, and so must not reach it.
-            None: the caller masks it.
+        unmasked: most entries of a caller that does not mask what a sliding window hides, and so must not reach it, and
+            that keeps no recurrent state. None: the caller does both.
     Raises:
         CacheNotCroppableError: naming the model type and the kind of layer.
     """
-    for window in windows_of(model):
+    windows = windows_of(model)
+    if unmasked is not None and any(map(has_state, layers_of(model))):
+        raise CacheNotCroppableError(_refusal(_kind(model), "a recurrent state"))
+    for window in windows:
         if unmasked is not None and window is not None and window < unmasked:
             raise CacheNotCroppableError(
                 f"Models of type “{_kind(model)}” see {window} tokens back in some layers, and here {unmasked} are "
@@ -45,30 +49,31 @@ def check_croppable(model: Any, unmasked: int | None = None) -> None:
 
 
 def windows_of(model: Any) -> tuple[int | None, ...]:
-    """For each layer the number of last tokens that it sees, itself included; None where it sees all.
+    """For each layer the number of last tokens that it sees, itself included; None where it sees all, or keeps no keys.
 
     Raises:
-        CacheNotCroppableError: a layer keeps something else than the keys and values of each token.
+        CacheNotCroppableError: a layer keeps something else than the keys and values of each token, or a state.
     """
     config = model.config.get_text_config(decoder=True)
     kind = _kind(model)
-    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-        raise CacheNotCroppableError(_refusal(kind, "a recurrent state"))
     if any(getattr(config, name, None) is not None for name in _ROUNDS):
         raise CacheNotCroppableError(_refusal(kind, "what each round through the same layers saw"))
     try:
-        layers = DynamicCache(config=config).layers
+        layers = layers_of(model)
     except Exception as error:  # unknown layer types raise whatever the library of the day raises
         raise CacheNotCroppableError(_refusal(kind, f"a cache of its own ({type(error).__name__})")) from error
+    has_own = getattr(model, "_is_stateful", False) and not any(map(has_state, layers))
+    if has_own or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        raise CacheNotCroppableError(_refusal(kind, "a recurrent state of their own"))
     types = layer_types(config)
     windows: list[int | None] = []
     for index, layer in enumerate(layers):
         name = None if types is None else types[index]
         # A dummy reads the keys of a layer before it (Gemma 3n and 4), within its own window, or attends to nothing.
-        dummy = type(layer) is DummyLayer
-        if type(layer) is DynamicLayer or (dummy and name != "sliding_attention"):
+        dummy, window = type(layer) is DummyLayer, type(layer) is DynamicSlidingWindowLayer
+        if is_known_layer(layer) or (dummy and name != "sliding_attention"):
             windows.append(None)
-        elif dummy or (type(layer) is DynamicSlidingWindowLayer and name in (None, "sliding_attention")):
+        elif dummy or (window and name in (None, "sliding_attention")):
             windows.append(int(config.sliding_window if dummy else layer.sliding_window))
         else:  # chunks of attention look like a window to the cache, yet hide other tokens
             raise CacheNotCroppableError(_refusal(kind, name or type(layer).__name__))
@@ -113,5 +118,6 @@ def _kind(model: Any) -> str:
 def _refusal(kind: str, what: str) -> str:
     return (
         f"Models of type “{kind}” keep {what}, which cannot be rolled back when a draft is refused: refused words "
-        "would go on to change the text. Choose a model whose layers all have full attention or sliding windows."
+        "would go on to change the text. Choose a model whose layers all have full attention or sliding windows, or a "
+        "recurrent state that transformers keeps."
     )

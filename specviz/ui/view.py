@@ -24,7 +24,7 @@ _SCRIPTS = (
     *("share", "inspect/stepwords", "inspect/odds", "inspect/stepcost", "inspect/inspect"),
     *("race/race", "race/chart", "race/text"),
     *("methods/pieces", "methods/copied", "methods/table", "methods/tree", "methods/suffix", "methods/lookahead"),
-    *("methods/layers", "methods/model", "methods/alone", "methods/methods", "tour/tour", "start"),
+    *("methods/layers", "methods/model", "methods/alone", "methods/methods", "tour/tour", "present", "start"),
 )
 """In this order they are the body of one function, so each may use what stands before it."""
 PANELS = ("watch", "inspect", "race", "methods", "tour")
@@ -53,7 +53,7 @@ VIEW_CSS = read_asset("tokens.css")
 """Design tokens, for `launch(css=...)`, so that Gradio's own parts can use them. The view's rules are in its template:
 `launch(css=...)` repeats each rule under a longer selector and drops `@container`, which undoes the narrow layout."""
 
-_STYLES = ("tokens.css", "view/view.css", *(f"view/{name}/{name}.css" for name in PANELS[1:]))
+_STYLES = ("tokens.css", "view/view.css", *(f"view/{name}/{name}.css" for name in PANELS[1:]), "view/present.css")
 TEMPLATE = "<style>{rules}</style>\n{markup}".format(
     rules="".join(map(read_asset, _STYLES)),
     markup=read_asset("view/view.html")

@@ -75,7 +75,15 @@ function stepGist(step) {
   const said = fates.length === 1 && step.drafted.length > 1 ? fates[0].replace(/^\S+/, 'all') : fates.join(', ');
   const byToken = keptByToken(step);
   const block = byToken == null ? '' : ` They were judged as a block; token by token the same coins would have kept ${byToken === step.num_accepted ? 'as many' : byToken ? inWords(byToken) : 'none'}.`;
-  return `${head} offered ${countedInWords(step.drafted.length, 'token')}${shape}. ${capital(said)}.${block} ${out}`;
+  return `${head} offered ${countedInWords(step.drafted.length, 'token')}${shape}. ${capital(said)}.${block} ${out}${againWords(step)}`;
+}
+
+/** A recurrent state that has read a refused token is brought back, which costs a second pass. */
+function againWords({ num_again: again }) {
+  if (!again) return '';
+  const kept = again - 1; // the first of them is the last token of the text before
+  const fed = kept ? `the last token and the ${kept === 1 ? 'kept one' : `${inWords(kept)} kept ones`} were` : 'the last token was';
+  return ` This step was checked twice: the recurrent state was brought back to before the draft, and ${fed} fed again.`;
 }
 
 const workWords = (work) => (work === 1 ? 'one pass of the target' : `the work of ${Number.isInteger(work) ? inWords(work) : whole(work)} passes of the target`);

@@ -52,7 +52,7 @@ function showWay({ step }) {
   seenPart('.badge').textContent = start.exactness;
   seenPart('.badge').title = start.exactness_reason;
   seenPart('.summary').textContent = way ? $('dd', way).textContent : 'Another program drafts and checks. This page shows what it sends.';
-  const work = step.target_work === 1 ? 'one pass' : `${fixed(step.target_work, 2)} passes`;
+  const work = step.num_again ? 'two passes, checked twice' : step.target_work === 1 ? 'one pass' : `${fixed(step.target_work, 2)} passes`;
   const facts = [step.rows ? `${counted(step.emitted.length, 'token')} from ${work}` : counted(step.emitted.length, 'token')];
   if (coverage != null && step.num_drafted != null && start.method !== 'plain') facts.push(`${percent(coverage)} of steps drafted${run.phase === 'running' ? ' so far' : ''}`);
   seenPart('.facts').textContent = facts.join(' · ');
