@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch, train, bench, sweep, lab, page.
+"""The command line: run, methods, fetch, train, bench, crowd, sweep, lab, page.
 
 Results go to standard output, all else to standard error.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specviz.bench.command import add_bench_command
+from specviz.bench.crowd import add_crowd_command
 from specviz.bench.sweep_command import add_sweep_command
 from specviz.config import (
     DEFAULT_GAMMA,
@@ -188,6 +189,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
 
     add_train_command(commands, lambda: _Progress(sys.stderr))
     add_bench_command(commands, lambda: _Progress(sys.stderr))
+    add_crowd_command(commands, lambda: _Progress(sys.stderr))
     add_sweep_command(commands, lambda: _Progress(sys.stderr))
     add_lab_command(commands, lambda: _Progress(sys.stderr))
     add_page_command(commands)

@@ -7,7 +7,7 @@ drives it decides whether a pass is made alone or with others: `Run.events` make
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,6 +73,7 @@ class Run:
     """The state of one run.
 
     session: of the target, its own until it is given another cache. piece: prompt tokens a pass at most.
+    most_nodes: how many candidates a tree keeps that was asked for so many tokens, None for all. Only for greedy runs.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Run:
         self.scanner = StopScanner(config.stop)
         self.emitted: list[EmittedToken] = []
         self.piece = PREFILL_ROWS
+        self.most_nodes: Callable[[int], int | None] = lambda ask: None
         self.clock = _Clock(str(loaded.device))
         self.began = time.perf_counter()
         self.prefill_s = 0.0
@@ -191,7 +193,7 @@ class Run:
             proposal = self.drafter.propose(shown, ask, self.rng)
         draft_s = self.clock.lap()
 
-        proposal = self._fitting(proposal, ask)
+        proposal = self._likeliest(self._fitting(proposal, ask), self.most_nodes(ask))
         known = (proposal.token_ids >= 0) & (proposal.token_ids < self.loaded.vocab_size)
         to_score = torch.where(known, proposal.token_ids, 0)  # an id without an embedding cannot be looked up
         other_s = self.clock.lap()
@@ -262,6 +264,16 @@ class Run:
                 if token_ids[node] not in self.loaded.eos_ids:
                     alive.add(node)
         return proposal.keep(kept)
+
+    def _likeliest(self, proposal: Proposal, most: int | None) -> Proposal:
+        """A tree cut to its `most` likeliest candidates by the draft's own word, each with all it hangs from."""
+        if most is None or len(proposal) <= most or not proposal.confidence or any(proposal.scored_only):
+            return proposal
+        paths: list[float] = []
+        for node, parent in enumerate(proposal.parents):
+            paths.append(proposal.confidence[node] * (1.0 if parent < 0 else paths[parent]))
+        order = sorted(range(len(paths)), key=lambda node: (-paths[node], node))
+        return proposal.keep(sorted(order[:most]))
 
     def _verify(self, proposal: Proposal, logits: Tensor) -> Verdict:
         logits = logits.cpu()

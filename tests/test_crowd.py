@@ -12,12 +12,16 @@ import torch
 from checks import ids_from, noisy, wild_llama
 from fakes import TapeModel, config, found_exact, generator, tiny_llama
 
+from specviz.batch.load import Load, LoadLength
 from specviz.batch.record import BatchEvent, PassDone, SequenceLeft
 from specviz.batch.scheduler import Batch, run_together
+from specviz.bench.crowd import Crossing, measure_crossing
 from specviz.config import RunConfig
+from specviz.drafters.length import FixedLength
 from specviz.errors import ConfigError
 from specviz.events import Event, RunFinished, StepDone
 from specviz.generator import SpeculativeGenerator
+from specviz.proposal import Proposal
 
 TAPE = [ord(c) - 33 for c in "abcdefghijklmnopqrstuvwxyz"]
 
@@ -187,3 +191,52 @@ def test_a_target_of_the_library_serves_its_runs_one_by_one_and_says_why() -> No
     assert all("transformers" in ticket.alone for ticket in tickets)
     assert len({ids_in(ticket.events) for ticket in tickets}) == 1
     assert all(rows.alone for event in passes(record) for rows in event.rows)
+
+
+# --- how much to draft, and where it stops paying -----------------------------------------------------------------
+
+
+def test_the_fuller_a_pass_the_less_is_drafted() -> None:
+    """A pass of 32 rows costs twice one of 8: with eight sequences a draft that is kept half the time does not pay."""
+    load = Load((1, 8, 32, 64), (1.0, 1.0, 2.0, 4.0))
+    assert load.pass_s(20) == 1.5 and load.pass_s(128) == 8.0
+    chosen = []
+    for load.num_running in (1, 2, 4, 8, 16):
+        chosen.append(load.best(0.6, 0.05, 5))
+    assert chosen == sorted(chosen, reverse=True) and chosen[0] >= 3 and chosen[-1] == 0
+    length = LoadLength(FixedLength(5), load)
+    load.num_running = 16
+    for _ in range(40):
+        length.observe(1, 0, True)
+    asked = [length.next() for _ in range(32)]
+    assert sorted(set(asked)) == [0, 1] and asked.count(1) == 2  # tried now and then
+    load.num_running = 1
+    assert length.next() == 5 and length.most_nodes(5) is None
+
+
+def test_a_tree_is_cut_to_its_likeliest_nodes() -> None:
+    """Each kept node's ancestors are kept with it."""
+    run = generator(wild_llama(1), eos=()).prepare(ids_from(1, 5), config("plain"))
+    tree = Proposal(torch.tensor([1, 2, 3, 4, 5]), (-1, -1, 0, 1, 3), confidence=(0.3, 0.6, 0.9, 0.9, 0.9))
+    cut = run._likeliest(tree, 3)
+    assert (cut.token_ids.tolist(), cut.parents) == ([2, 4, 5], (-1, 0, 1))
+    assert run._likeliest(tree, None) is tree and run._likeliest(tree, 5) is tree
+    run.close()
+
+
+def test_the_crossing_is_measured_in_turns_and_ends_in_advice() -> None:
+    engine = exact_engine(torch.float32)
+    settings = config("suffix", exact=True, gamma=2, max_new_tokens=4)
+    prompts = [ids_from(seed, 12) for seed in range(3)]
+    said: list[str] = []
+    found = measure_crossing(engine, prompts, settings, (1, 3), (1, 2), 2, lambda text, _: said.append(text))
+    assert set(found.rates) == {(size, gamma) for size in (1, 3) for gamma in (0, 1, 2, -1)}
+    assert all(rate > 0 for rate in found.rates.values()) and len(said) == 16
+    assert found.rows[3, 0] > found.rows[1, 0]
+    rates = {(1, 0): 1.0, (1, 2): 2.0, (1, -1): 9.0, (4, 0): 3.0, (4, 2): 2.0, (2, 0): 1.0, (2, 2): 1.5}
+    crossing = Crossing(rates, {})
+    assert crossing.best() == {1: 2, 2: 2, 4: 0}
+    assert crossing.vllm_line() == (
+        '{"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 3, 2], [4, 7, 0]]}'
+    )
+    assert Crossing({(1, 0): 2.0, (1, 1): 1.0}, {}).vllm_line() == ""

@@ -13,6 +13,7 @@ import pytest
 from fixtures_real import load_real
 
 from specviz import RunConfig, SamplingParams, SpeculativeGenerator, fold
+from specviz.batch.scheduler import run_together
 from specviz.drafters.registry import METHODS
 from specviz.events import RunFinished, RunStarted
 
@@ -87,3 +88,15 @@ def test_sampling_with_a_seed_repeats_itself() -> None:
     config = RunConfig(method="prompt-lookup", max_new_tokens=24, sampling=SamplingParams(1.0, top_p=0.95, seed=7))
     first, second = (list(engine().stream("Tell me a joke.", config))[-1].token_ids for _ in "ab")
     assert first == second
+
+
+def test_exact_runs_of_the_default_pair_keep_their_bits_in_company() -> None:
+    """Issue 17: bfloat16, four prompts, chains of two methods in one batch against each alone."""
+    texts = list(prompts().values())[:4]
+    settings = [RunConfig(method, gamma=3, max_new_tokens=20, exact=True) for method in ("plain", "cascade")]
+    jobs = [(text, settings[i % 2]) for i, text in enumerate(texts)]
+    together = run_together(engine(), jobs)
+    for job, events in zip(jobs, together, strict=True):
+        *_, end = engine().stream(*job)
+        assert isinstance(end, RunFinished) and isinstance(events[-1], RunFinished)
+        assert events[-1].token_ids == end.token_ids

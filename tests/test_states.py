@@ -173,6 +173,10 @@ def test_no_trees_and_no_bits_are_promised():
     started = next(engine.stream([1, 2, 3], config("prompt-lookup", exact=None)))
     assert (started.exactness, started.width, started.min_rows) == ("lossless", 0, 0)
     assert "recurrent state rounds differently" in started.exactness_reason
+    report = engine.exactness_report()  # the command line and the page ask before any run
+    assert not report.passed
+    assert not report.is_free
+    assert "recurrent state" in report.sentence
     session = Session(tiny("lfm2"), capacity=16)
     session.extend([1])
     with pytest.raises(CacheNotCroppableError, match="cannot check a tree"):

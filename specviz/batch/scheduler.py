@@ -93,7 +93,7 @@ class Batch:
         self._load: Load | None = None
         if by_load and max_running > 1 and self._decoder is not None:
             self._load = Load(COST_ROWS, generator.pass_costs(COST_ROWS))
-        self._record = record
+        self.record = record
         self._began = time.perf_counter()
         self._num_passes = self._num_rows = self._most_used = 0
         self._seconds = self._target_s = 0.0
@@ -131,7 +131,8 @@ class Batch:
                     "Shorten the prompt or ask for fewer tokens."
                 )
             if self._load is not None and config.sampling.is_greedy:
-                run.length = LoadLength(run.length, self._load)
+                run.length = length = LoadLength(run.length, self._load)
+                run.most_nodes = length.most_nodes
         run.piece = PIECE
         ticket = Ticket(len(self.tickets), run, alone, time.perf_counter())
         self.tickets.append(ticket)
@@ -320,8 +321,8 @@ class Batch:
         if ticket.alone and cache is not None:
             self._make_room(ticket, request)
         step = ticket.go_on(answer)
-        if step is not None and self._load is not None and step.drafted:
-            self._load.drafted(len(step.drafted), step.draft_s)
+        if step is not None and step.drafted and isinstance(ticket.run.length, LoadLength):
+            ticket.run.length.paid(len(step.drafted), step.draft_s)
         return step
 
     def _make_room(self, ticket: Ticket, request: PassRequest) -> None:
@@ -359,8 +360,8 @@ class Batch:
         return time.perf_counter() - self._began
 
     def _tell(self, event: Callable[[], BatchEvent]) -> None:
-        if self._record is not None:
-            self._record(event())
+        if self.record is not None:
+            self.record(event())
 
     def _pass_done(
         self,

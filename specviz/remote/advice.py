@@ -21,7 +21,7 @@ from specviz.remote.history import History, Stretch
 from specviz.remote.server import Identity
 from specviz.theory import expected_tokens
 
-__all__ = ["MIN_DRAFTS", "Advice", "Choice", "Load", "advise", "loads_of", "places_of", "settings_line"]
+__all__ = ["MIN_DRAFTS", "Advice", "Choice", "Load", "advise", "batch_ranges", "loads_of", "places_of", "settings_line"]
 
 MIN_GAPS = 100
 """Fewer times than this are no measurement."""
@@ -156,7 +156,7 @@ def settings_line(identity: Identity, advice: Advice) -> str:
             return f"vllm serve {identity.model}"
         config: dict[str, object] = {"method": "...", "num_speculative_tokens": most}
         if len(set(advice.best.values())) > 1:
-            config["num_speculative_tokens_per_batch_size"] = _ranges(advice.best)
+            config["num_speculative_tokens_per_batch_size"] = batch_ranges(advice.best)
         return f"--speculative-config '{json.dumps(config)}'"
     if identity.engine == "SGLang":
         drafting = identity.drafting
@@ -172,7 +172,7 @@ def settings_line(identity: Identity, advice: Advice) -> str:
     return ""
 
 
-def _ranges(best: Mapping[int, int]) -> list[list[int]]:
+def batch_ranges(best: Mapping[int, int]) -> list[list[int]]:
     """[[first, last, gamma]] over the loads, neighbours of one gamma as one."""
     out: list[list[int]] = []
     loads = sorted(best)
