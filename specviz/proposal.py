@@ -110,7 +110,7 @@ class Trial:
 
     target_prob, draft_prob: p and q of the token; in a greedy run the target's own probability at temperature 1 and
         None. accept_prob: min(1, p/q), coin: the uniform draw; both None in a greedy run.
-    overlap: sum min(p, q), None where q is a point mass or the run is greedy.
+    overlap: sum min(p, q), which is p of the token where q is a point mass; None where the run is greedy.
     prefix_prob, block_prob: p_i and h_i of block verification, None under another rule. There the coin must fall under
         h_i, and accept_prob is what the token rule would ask of it.
     is_behind: a block tosses a coin for each of its tokens; this one lies behind the place where the draft ended.
