@@ -276,10 +276,10 @@ def load_trained(
     """
     import torch
 
-    quant = held_as(quant or loaded.pair.draft_quant, loaded, small=True)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
+        quant = held_as(quant or loaded.pair.draft_quant, loaded, small=True)
         if method in loaded.trained and loaded.trained[method].info.quantization == quant:
             if loaded.draft is not None and loaded.draft_extra is None:
                 loaded.drop_draft()  # a whole model: this one needs its memory
