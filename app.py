@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from specviz.config import DRAFT_QUANTS
+from specviz.config import DRAFT_QUANTS, check_int
 from specviz.console import speak_utf8
 from specviz.errors import SpecvizError
 from specviz.install import InstallError, install, missing_packages, run_inside
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.models.catalog import load_catalog
-    from specviz.models.machine import keep_few_arenas
+    from specviz.models.machine import keep_few_arenas, leave_a_core
     from specviz.remote import RemoteEngine, read_addresses
     from specviz.ui.access.attached import AttachedServer
     from specviz.ui.access.host import EngineHost
@@ -53,6 +53,9 @@ def _serve(options: argparse.Namespace, began: float) -> int:
     from specviz.ui.page import build_page, launch
 
     keep_few_arenas()
+    leave_a_core()
+    if options.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(check_int("threads", options.threads, 1, 1024))
     settle_in()
     servers = [AttachedServer(RemoteEngine(address)) for address in read_addresses(options.attach)]
     options.load = options.load and not servers  # whoever watches a server need not have room for a model
@@ -106,6 +109,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attach", action="append", default=[], metavar="URL", help=f"{attach} (or SPECVIZ_ATTACH)")
     dtypes = ("auto", "bfloat16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="default: what is fast here")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads that compute (default: one a core, but for one that the page and its browser have)",
+    )
     parser.add_argument("--no-load", dest="load", action="store_false", help="load no model until somebody presses Run")
     return parser
 

@@ -1,4 +1,4 @@
-"""The command line: run, methods, fetch, train, bench, crowd, sweep, lab, page.
+"""The command line: run, methods, fetch, train, bench, crowd, sweep, lab, page, picture.
 
 Results go to standard output, all else to standard error.
 """
@@ -37,7 +37,7 @@ from specviz.models.chat import clean_text
 from specviz.models.choice import add_pair_flags, chosen_pair
 from specviz.trace import plain_lines, write_events
 from specviz.train.command import add_train_command
-from specviz.ui.saved.command import add_page_command
+from specviz.ui.saved.command import add_page_command, add_picture_command
 from specviz.words import verdict
 
 __all__ = ["main"]
@@ -193,6 +193,7 @@ def _parser(*, with_methods: bool) -> argparse.ArgumentParser:
     add_sweep_command(commands, lambda: _Progress(sys.stderr))
     add_lab_command(commands, lambda: _Progress(sys.stderr))
     add_page_command(commands)
+    add_picture_command(commands)
     return parser
 
 

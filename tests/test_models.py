@@ -182,11 +182,16 @@ def test_case_98_torch_gets_that_number(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(machine, "usable_cores", lambda: quota_cores(64, "200000 100000"))
     monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(machine, "_num_spare", 0)
     assert machine.set_threads() == 2
+    machine.leave_a_core()
+    assert machine.set_threads() == 1, "the page and its browser have the other core"
+    monkeypatch.setattr(machine, "usable_cores", lambda: 1)
+    assert machine.set_threads() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
     assert machine.set_threads() == 3
     assert machine.set_threads(1) == 1
-    assert given == [2, 3, 1]
+    assert given == [2, 1, 1, 3, 1]
 
 
 @pytest.mark.parametrize(

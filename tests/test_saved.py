@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ pytest.importorskip("gradio")
 
 from browser import open_page
 from fixtures_real import load_real
+from PIL import Image
 from streams import STREAMS
 
 import specviz
 from specviz.cli import main
 from specviz.errors import TraceError
-from specviz.events import Event, RunFinished, RunStarted
+from specviz.events import Event, RunFinished, RunStarted, StepDone
 from specviz.metrics import fold
 from specviz.trace import Trace, dump_trace, load_trace
-from specviz.ui.saved import notebook
+from specviz.ui.saved import notebook, picture
 from specviz.ui.saved.page import saved_page, trace_of
 
 TRACES = Path(__file__).resolve().parents[1] / "assets" / "traces"
@@ -337,3 +339,55 @@ def test_the_example_notebook_runs_from_the_first_cell_to_the_last() -> None:
     ]
     assert [len(found) for found in frames] == [1, 1, 1], "the run is shown once, live, and not again by its cell"
     assert "&quot;still&quot;:true" in frames[2][0] and "boat" in frames[2][0]
+
+
+# --- pictures that move ----------------------------------------------------------------------------------------------
+
+
+def moving(data: bytes) -> tuple[Image.Image, list[int]]:
+    """The last frame, and for how many milliseconds each one stands."""
+    picture = Image.open(BytesIO(data))
+    lasts = []
+    for i in range(getattr(picture, "n_frames", 1)):
+        picture.seek(i)
+        picture.load()
+        lasts.append(picture.info["duration"])
+    return picture.convert("RGB"), lasts
+
+
+@pytest.mark.parametrize(("format_name", "dark"), [("gif", False), ("webp", True)])
+def test_a_picture_moves_at_the_speed_of_the_run(tmp_path: Path, format_name: str, dark: bool) -> None:
+    out = tmp_path / f"run.{format_name}"
+    assert main(["picture", str(TRACES / "opening.jsonl"), "-o", str(out), *(["--dark"] if dark else [])]) == 0
+    data = out.read_bytes()
+    last, lasts = moving(data)
+    decode_s = fold(load_trace(TRACES / "opening.jsonl").events).decode_s
+    assert len(lasts) > 10 and abs(sum(lasts[:-1]) - decode_s * 1000) <= 10 and lasts[-1] == 3000
+    assert last.getpixel((2, 2)) == ((19, 19, 22) if dark else (255, 255, 255))
+    assert len(data) < 1_000_000
+    inks = {colour for _, colour in last.getcolors(1 << 20)}
+    assert len(inks) > 50
+
+
+def test_a_long_run_is_shown_so_far_and_says_so() -> None:
+    """One of two minutes and 3,000 steps: bounded in frames, height and bytes."""
+    start, prefill, *steps, end = STREAMS["chain"]()
+    step = next(event for event in steps if isinstance(event, StepDone))
+    many = [replace(step, index=i + 1, draft_s=0.01, verify_s=0.02, other_s=0.01) for i in range(3000)]
+    data = picture.draw_run(trace_of([start, prefill, *many, end]))
+    last, lasts = moving(data)
+    assert len(lasts) <= 300 and 29_000 <= sum(lasts[:-1]) <= 30_000
+    assert last.height < 600 and len(data) < 8_000_000
+
+
+def test_any_text_can_be_drawn_and_none_is_markup() -> None:
+    for name in STREAMS:
+        assert draw_of(STREAMS[name]()).startswith(b"GIF89a"), name
+    assert draw_of(hostile()).startswith(b"GIF89a")
+    with pytest.raises(TraceError, match="no step"):
+        draw_of(STREAMS["chain"]()[:1])
+    assert main(["picture", str(TRACES / "opening.jsonl"), "-o", "run.mp4"]) == 2
+
+
+def draw_of(events: list[Event]) -> bytes:
+    return picture.draw_run(trace_of(events), speed=4.0)

@@ -9,7 +9,6 @@ Costs are measured once for target, draft and number of threads, and kept, so th
 
 from __future__ import annotations
 
-import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -148,10 +147,11 @@ def _measure(loaded: LoadedPair, drafter: Drafter) -> Costs:
     finally:
         session.close()
         drafter.close()
-    medians = [statistics.median(times) for times in passes]
-    shallow, deep = (statistics.median(drafts[levels]) for levels in (SHALLOW, DEEP))
+    # The shortest time is that without anybody else: what a browser takes at its start must not shape every later run.
+    alone = [min(times) for times in passes]
+    shallow, deep = min(drafts[SHALLOW]), min(drafts[DEEP])
     level = max(0.0, deep - shallow) / (DEEP - SHALLOW)
-    return Costs(tuple(seconds / medians[0] for seconds in medians), shallow / medians[0], level / medians[0])
+    return Costs(tuple(seconds / alone[0] for seconds in alone), shallow / alone[0], level / alone[0])
 
 
 def _check(session: Session, root: int, ids: Sequence[int]) -> None:

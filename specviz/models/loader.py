@@ -234,10 +234,10 @@ def load_draft(
     if not copy and loaded.folder_of("draft-model"):
         trained = load_trained(loaded, "draft-model", quant, progress=progress)
         return trained.model, trained.info
-    quant = held_as(quant or loaded.pair.draft_quant, loaded)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
+        quant = held_as(quant or loaded.pair.draft_quant, loaded)
         own = None if copy else loaded.pair.draft
         key = ("own" if own else "copy", quant)
         if loaded.draft is not None and loaded.draft_info and loaded.draft_key == key:
@@ -276,10 +276,10 @@ def load_trained(
     """
     import torch
 
-    quant = held_as(quant or loaded.pair.draft_quant, loaded, small=True)
     with loaded.lock:
         if loaded.target is None:
             raise ModelLoadError("This pair has been closed. Load it again.")
+        quant = held_as(quant or loaded.pair.draft_quant, loaded, small=True)
         if method in loaded.trained and loaded.trained[method].info.quantization == quant:
             if loaded.draft is not None and loaded.draft_extra is None:
                 loaded.drop_draft()  # a whole model: this one needs its memory
