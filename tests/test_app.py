@@ -62,7 +62,7 @@ BAD = [
     ("seed", [1], "number from 0"),
     ("stop", "\n".join("abcdefghi"), "at most 8"),
     ("stop", "x" * 201, "1 to 200"),
-    ("stop", 7, "texts"),
+    ("stop", 7, "one per line"),
     ("method", "<img src=x>", "Unknown method"),
     ("method", None, "text"),
     ("pair", "/etc/passwd", "one of tiny"),
@@ -330,7 +330,7 @@ def test_a_run_then_measures_plain_decoding_and_draws_the_conclusion() -> None:
 def test_the_baseline_can_be_measured_afterwards() -> None:
     host = make_host()
     visit = Visit()
-    assert "no run here" in list(measure_plain(host, visit))[-1]
+    assert "no run to compare with" in list(measure_plain(host, visit))[-1]
     sent = deltas(run_live(host, visit, settings(temperature=0.8), new_encoder()))
     assert all("plain" not in delta for delta in sent)
     more = deltas(measure_plain(host, visit))

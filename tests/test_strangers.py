@@ -190,7 +190,7 @@ def test_few_may_wait_for_downloads_and_too_large_a_pair_is_never_fetched() -> N
     followers = [one.turn("other") for _ in range(MAX_FOLLOWERS)]
     for turn in followers:
         next(turn)
-    with pytest.raises(BusyError, match="wait for downloads"):
+    with pytest.raises(BusyError, match="waiting for downloads"):
         next(one.turn("third"))
     with pytest.raises(ModelLoadError, match=r"900\.0 GB"):
         next(one.turn("huge"))

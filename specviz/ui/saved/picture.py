@@ -16,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from specviz.assets import read_asset
@@ -92,22 +93,34 @@ def draw_run(trace: Trace, format_name: str = "gif", *, dark: bool = False, spee
     marks = [round(end / 10) * 10 for end in ends]
     durations = [max(20, later - now) for now, later in itertools.pairwise(marks)] + [_HOLD_MS]
     out = BytesIO()
-    first, more = frames[0], frames[1:]
+    flat = _flattened(frames, _palette(dark)["bg"])
     if format_name == "webp":
-        first.save(out, "WEBP", save_all=True, append_images=more, duration=durations, loop=0, lossless=True)
+        first, *more = [frame.convert("RGB") for frame in flat]
+        common = {"append_images": more, "duration": durations, "loop": 0}
+        first.save(out, "WEBP", save_all=True, lossless=True, minimize_size=True, **common)
     else:
-        colours = _colours_of(frames[-1], _palette(dark)["bg"])
-        flat = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
         flat[0].save(out, "GIF", save_all=True, append_images=flat[1:], duration=durations, loop=0, disposal=1)
     return out.getvalue()
 
 
-def _colours_of(frame: Image.Image, ground: Colour) -> Image.Image:
-    """The colours of a GIF: those of the last frame, in which every fate has occurred, and the very ground."""
-    flat = frame.quantize(255, dither=Image.Dither.NONE)
-    listed = (flat.getpalette() or [])[: 3 * 255]
-    out = Image.new("P", (1, 1))
-    out.putpalette([*listed, *ground])
+def _flattened(frames: Sequence[Image.Image], ground: Colour) -> list[Image.Image]:
+    """In at most 256 colours: those of the last frame, in which every fate has occurred, and the very ground.
+
+    Each colour becomes the nearest of them. Pillow's own search is coarse: it gave a white sheet a neighbour of white.
+    """
+    listed = (frames[-1].quantize(255, dither=Image.Dither.NONE).getpalette() or [])[: 3 * 255]
+    palette = np.array([*listed, *ground], np.int32).reshape(-1, 3)
+    nearest = np.full(1 << 24, -1, np.int16)  # by red, green and blue in one number
+    out = []
+    for frame in frames:
+        parts = np.asarray(frame, np.int32)
+        whole = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
+        for colour in np.unique(whole[nearest[whole] < 0]):
+            own = np.array([colour >> 16, colour >> 8 & 255, colour & 255])
+            nearest[colour] = ((palette - own) ** 2).sum(axis=1).argmin()
+        flat = Image.fromarray(nearest[whole].astype(np.uint8), "P")
+        flat.putpalette(palette.astype(np.uint8).tobytes())
+        out.append(flat)
     return out
 
 

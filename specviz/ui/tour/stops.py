@@ -138,7 +138,7 @@ def _one_check(run: TourRun) -> Stop:
             words([*run.context(step), *pending(step)]),
         ],
         f"How many passes of the target does it take to check {count} guesses?",
-        [f"{count}, one for each", "One for all of them", "None, the draft is trusted"],
+        [f"{count}, one for each", "One for all of them", "No pass: the draft is trusted"],
         1,
         [
             bars(
