@@ -82,6 +82,7 @@ def test_catalog_names_a_default_and_pins_every_revision():
         "gemma-3-270m",
         "gemma-3-1b",
         "smollm3-3b",
+        "granite-4-h-350m",
     } < set(pairs)
     for pair in pairs.values():
         assert pair.title and pair.summary and pair.licence and pair.memory_gb > 0
